@@ -174,6 +174,7 @@ def _small_calls(client: Client, devices: Devices) -> tuple[list[float], list[fl
                 message = Forward(model=spec, branches=1)
                 client.call(message, named)  # the steps of the other layout are over: this one begins a run
                 _check(_timed(forward[str(spec.layout)], client.call, message, named)["0"], expected)
+            client.end_run()
             _check(_timed(echo, client.call, Trial(model=specs[0], name=ECHO), latent)["x"], latent["x"])
         client.call(Unload(model=specs[0]))
     return echo[1:], here[1:], {layout: seconds[1:] for layout, seconds in forward.items()}

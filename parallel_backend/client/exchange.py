@@ -106,13 +106,8 @@ class Exchange:
             NotAccepted: the backend was about to end.
             BackendError: see ``Client.call``.
         """
-        try:
-            return self._exchange(sock)
-        except _Interrupted:
-            self._cancel(sock)
-            raise Cancelled("the request was cancelled") from None
-        except ConnectionError as error:
-            raise self._cause() from error
+        done = BackendFailure("the backend finished the request, but the connection broke during its reply")
+        return self._carried_out(sock, self._exchange, done)
 
     def step(
         self, sock: socket.socket, tensors: Mapping[str, Tensor], *, interrupted: Interrupted, on_progress: OnProgress
@@ -123,16 +118,19 @@ class Exchange:
             RunEnded: the ranks had ended the run before.
         """
         self.tensors, self.interrupted, self.on_progress, self.open = tensors, interrupted, on_progress, False
-        on_progress(Progress(phase="accepted", value=0, total=1), {})
+        return self._carried_out(sock, self._next_step, RunEnded())
+
+    def _carried_out(
+        self, sock: socket.socket, carry_out: Callable[[socket.socket], dict[str, Tensor]], done: Exception
+    ) -> dict[str, Tensor]:
+        """Return the reply's tensors. If the connection breaks although the ranks are done, raise ``done``."""
         try:
-            return self._next_step(sock)
+            return carry_out(sock)
         except _Interrupted:
             self._cancel(sock)
             raise Cancelled("the request was cancelled") from None
         except ConnectionError as error:
-            if self._has_ended():
-                raise RunEnded from error
-            raise self._cause() from error
+            raise (self._cause() or done) from error
 
     def _next_step(self, sock: socket.socket) -> dict[str, Tensor]:
         sending = deadlines.Deadline(self.timeouts.send, "sending a step to the backend")
@@ -143,15 +141,8 @@ class Exchange:
             self._send_tensors(sock, metas, (), sending)
         except ConnectionError:
             raise RunEnded from None
+        self.on_progress(Progress(phase="accepted", value=0, total=1), {})
         return self._reply(sock, deadlines.Deadline(self.timeouts.silence, "waiting for a message from the ranks"))
-
-    def _has_ended(self) -> bool:
-        """Whether the request has ended well, although the newest step has no answer."""
-        try:
-            self._query(Outcome(request_id=self.message.request_id))
-        except (BackendFailure, BackendUnavailable, Cancelled, InvalidRequest):
-            return False
-        return True
 
     def _exchange(self, sock: socket.socket) -> dict[str, Tensor]:
         timeouts = self.timeouts
@@ -209,8 +200,8 @@ class Exchange:
     def _query(self, message: object) -> None:
         query.ask(self.endpoint, message, Done, seconds=self.timeouts.connect)
 
-    def _cause(self) -> BackendError:
-        """Why the connection broke, according to the supervisor."""
+    def _cause(self) -> BackendError | None:
+        """Why the connection broke, according to the supervisor; None if the ranks have ended the request well."""
         if not self._accepted:
             return NotAccepted("the backend ended before it accepted a request")
         try:
@@ -226,4 +217,4 @@ class Exchange:
             return BackendUnavailable(f"the connection to the backend at {remote} broke") if remote else error
         except (BackendFailure, InvalidRequest) as error:
             return error
-        return BackendFailure("the backend finished the request, but the connection broke during its reply")
+        return None

@@ -40,7 +40,7 @@ class ActiveRequest(Generic[M]):
         tensors: all of the request's, on rank 0; None on other ranks.
         received: names of the tensors that came with this request.
         next_step: answers with results, and returns the tensors of the next step; None if the client asks for none.
-            Called on rank 0 only.
+            Only rank 0 has a client, so on other ranks it does nothing and returns None.
     """
 
     message: M

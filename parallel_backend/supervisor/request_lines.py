@@ -1,14 +1,14 @@
 """Lines in the log of requests, for ended requests."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol import request_log
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import RankRequest
+from ..protocol.messages import Forward, RankRequest, Sample
 from ..protocol.rank_control import DONE
 from ..protocol.status import LoadedModel
 from .request_queue import QueuedRequest
@@ -45,7 +45,7 @@ def of_request(request: QueuedRequest, outcome: str, models: Sequence[LoadedMode
         age=now - request.queued_at,
         received=finished.received if finished else 0,
         sent=finished.sent if finished else 0,
-        steps=finished.steps if finished else 0,
+        answers=finished.steps if finished else 0,
         outcome=outcome,
     )
 
@@ -53,7 +53,7 @@ def of_request(request: QueuedRequest, outcome: str, models: Sequence[LoadedMode
 def of_refused(message: RankRequest, metas: Sequence[TensorMeta], outcome: str) -> str:
     """Return the line of a request that was not queued."""
     layout = message.model.layout
-    return _line(message, metas, layout=layout, seconds={}, age=0.0, received=0, sent=0, steps=0, outcome=outcome)
+    return _line(message, metas, layout=layout, seconds={}, age=0.0, received=0, sent=0, answers=0, outcome=outcome)
 
 
 def _line(
@@ -65,7 +65,7 @@ def _line(
     age: float,
     received: int,
     sent: int,
-    steps: int,
+    answers: int,
     outcome: str,
 ) -> str:
     kind, shapes = type(message).__name__, {meta.name: meta.shape for meta in metas}
@@ -78,13 +78,20 @@ def _line(
             model="the copied model" if path.startswith(_IN_MEMORY) else Path(path).name[:_MAX_NAME],
             layout=str(layout or ""),
             size=shapes.get(_LATENTS.get(kind, ""), ()),
-            steps=max(0, (shapes.get(_STEPS) or (1,))[0] - 1) if kind == "Sample" else steps * (kind == "Forward"),
+            steps=_steps(message, shapes, answers),
             seconds={phase: round(spent, 6) for phase, spent in seconds.items() if spent >= 5e-7},
             received=received,
             sent=sent,
             outcome=outcome,
         )
     )
+
+
+def _steps(message: RankRequest, shapes: Mapping[str, tuple[int, ...]], answers: int) -> int:
+    """Return the steps that a step loop was asked for, or that ComfyUI's had answered; 0 for other requests."""
+    if isinstance(message, Sample):
+        return max(0, (shapes.get(_STEPS) or (1,))[0] - 1)
+    return answers if isinstance(message, Forward) else 0
 
 
 def _layout(request: QueuedRequest, models: Sequence[LoadedModel]) -> ParallelLayout | None:

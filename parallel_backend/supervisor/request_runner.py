@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..errors import BackendFailure, Cancelled, RankFailed
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol import rank_control
-from ..protocol.messages import Done, Error, Unload
+from ..protocol.messages import Done, Error, Forward, Unload
 from ..protocol.model_spec import Devices
 from .event_loop import EventLoop
 from .limits import Limits
@@ -119,7 +119,8 @@ class RequestRunner:
 
     def _ask_to_give_way(self, running: QueuedRequest) -> None:
         """Tell rank 0 once that another request waits, so that it does not wait for further steps of this one."""
-        if not running.gives_way and self._generations.current and getattr(running.message, "steps", False):
+        has_steps = isinstance(running.message, Forward) and running.message.steps
+        if has_steps and not running.gives_way and self._generations.current:
             running.gives_way = True
             self._generations.current.give_way(running.id)
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel_backend.distributed import collectives
+from parallel_backend.distributed.broadcast import broadcast_tensors
 from parallel_backend.distributed.collectives import PendingSends, wait_all
 from parallel_backend.distributed.mesh import Axis
 from parallel_backend.distributed.stop_flags import StopFlags
@@ -117,7 +118,7 @@ def broadcast(axis: Axis, device: torch.device, wrong: list[str]) -> None:
     """Every rank gets the first rank's tensors."""
     wanted = {str(number): values(number, 0, 33, dtype, torch.device("cpu")) for number, dtype in enumerate(DTYPES)}
     given = wanted if axis.index == 0 else None
-    for name, tensor in collectives.broadcast_tensors(describe(wanted), given, axis, device).items():
+    for name, tensor in broadcast_tensors(describe(wanted), given, axis, device).items():
         expect(tensor, wanted[name], f"tensor {name}", wrong)
 
 

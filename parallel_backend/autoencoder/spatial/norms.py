@@ -27,9 +27,10 @@ class MergedNorm:
         self.layer, self.rows = layer, rows
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalise, computing in float32 at least; the result has the input's shape and dtype."""
-        layer = self.layer
-        buffer, local_statistics = (_half_statistics if x.itemsize < 4 else _group_norm)(x.contiguous(), layer)
+        """Normalise in float32 at least; the result has the input's shape and dtype."""
+        layer, dtype = self.layer, x.dtype
+        x = x.to(torch.promote_types(dtype, torch.float32)).contiguous()
+        buffer, local_statistics = _group_norm(x, layer)
         mean, variance = self._merge(local_statistics)
         group_size = layer.num_channels // layer.num_groups
         scale = torch.rsqrt(variance + layer.eps).repeat_interleave(group_size, dim=1)
@@ -37,7 +38,7 @@ class MergedNorm:
         if layer.affine:
             scale, shift = scale * layer.weight, shift * layer.weight + layer.bias
         by_channel = (*scale.shape, *[1] * (x.ndim - 2))
-        return torch.addcmul(shift.view(by_channel), x, scale.view(by_channel), out=buffer)
+        return torch.addcmul(shift.view(by_channel), x, scale.view(by_channel), out=buffer).to(dtype)
 
     def _merge(self, local_statistics: Tensor) -> tuple[Tensor, Tensor]:
         """Merge ranks' means and variances ``[2, N, groups]`` to all rows' mean and variance, ``[N, groups]`` each."""
@@ -57,16 +58,3 @@ def _group_norm(x: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
     count = x[0, 0].numel()
     normed, mean, rstd = torch.native_group_norm(x, None, None, len(x), x.shape[1], count, layer.num_groups, layer.eps)
     return normed, torch.stack([mean, rstd.double() ** -2 - layer.eps]).to(x.dtype)
-
-
-def _half_statistics(x: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
-    """Do what ``_group_norm`` does for bfloat16 and float16, with statistics in float32.
-
-    ``native_group_norm`` would round them to the dtype of ``x``. A mean square is exact enough: what it loses where the
-    mean is large is less than what ``x`` has lost there. On a GPU both sums convert values as they read them.
-    """
-    groups = x.view(len(x), layer.num_groups, -1)
-    count = groups.shape[-1]
-    mean = groups.sum(-1, dtype=torch.float32) / count
-    square = torch.linalg.vector_norm(groups, dim=-1, dtype=torch.float32) ** 2 / count
-    return torch.empty_like(x), torch.stack([mean, (square - mean**2).clamp_(min=0.0)])

@@ -1,11 +1,11 @@
 """After how many parts the ranks ask again."""
 
+import time
 from unittest import mock
 
 import pytest
 import torch
 
-from parallel_backend.autoencoder import pace
 from parallel_backend.autoencoder.pace import INTERVAL, Pace
 from parallel_backend.distributed.mesh import Axis
 
@@ -14,7 +14,7 @@ ALONE = Axis(name="ring", ranks=(0,), index=0, group=None, gloo=True)
 
 def asked_after(seconds, parts, interval=INTERVAL):
     """Return after which parts the ranks ask, if each part takes so long."""
-    with mock.patch.object(pace.time, "perf_counter", return_value=0.0) as clock:
+    with mock.patch.object(time, "perf_counter", return_value=0.0) as clock:
         asking, after = Pace(ALONE, torch.device("cpu"), lambda: False, interval), []
         for part in range(1, parts + 1):
             clock.return_value += seconds(part)
