@@ -1,9 +1,27 @@
 """``HeadSplit``: how Ulysses splits query heads over ranks, with the key heads that each rank needs for its own."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from .partition import Partition
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Successive ranks that hold equally many query heads.
+
+    Attributes:
+        ranks: how many they are.
+        heads: the query heads that they hold together.
+        taken: which of each rank's heads belong to the split.
+        each: number of each rank's heads that belong to it.
+    """
+
+    ranks: int
+    heads: slice
+    taken: slice
+    each: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,10 +31,12 @@ class HeadSplit:
     Attributes:
         queries: the query heads of each rank.
         shared: number of query heads that share a key head.
+        half: which half of each rank's heads belongs to the split; None if all do.
     """
 
     queries: Partition
     shared: int
+    half: int | None = None
 
     @classmethod
     def even(cls, heads: int, key_heads: int, ranks: int) -> "HeadSplit":
@@ -29,8 +49,34 @@ class HeadSplit:
         last = -(-queries.stop // self.shared)
         return slice(queries.start // self.shared if self.queries.sizes[rank] else last, last)
 
+    def halves(self) -> "list[HeadSplit]":
+        """Return two splits, each with half of every rank's heads, which share no key heads."""
+        assert self.shared == 1
+        return [replace(self, half=half) for half in range(2)]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of query heads of each rank."""
+        return [taken.stop - taken.start for taken in map(self._taken, self.queries.sizes)]
+
+    def runs(self) -> list[Run]:
+        """Return the runs of ranks with equally many heads, without ranks that have none."""
+        runs, first = list[Run](), 0
+        for size, group in groupby(self.queries.sizes):
+            ranks, taken = len(list(group)), self._taken(size)
+            heads, each = slice(first, first + ranks * size), taken.stop - taken.start
+            if each:
+                runs.append(Run(ranks=ranks, heads=heads, taken=taken, each=each))
+            first = heads.stop
+        return runs
+
+    def _taken(self, size: int) -> slice:
+        return slice(0, size) if self.half is None else Partition.even(size, 2).slice(self.half)
+
     def counts(self, rank: int) -> tuple[int, int, int]:
         """Return how many heads of q, k and v a rank needs."""
+        if self.half is not None:
+            return (self.sizes[rank],) * 3
         keys = self.keys(rank)
         return self.queries.sizes[rank], keys.stop - keys.start, keys.stop - keys.start
 
@@ -40,6 +86,8 @@ class HeadSplit:
         It is the least that gives each of them equally many query heads, as kernels need it. So it is once, unless the
         rank has only a part of the query heads of one key head, and more of another.
         """
+        if self.half is not None:
+            return [1] * self.sizes[rank]
         queries, keys = self.queries.slice(rank), self.keys(rank)
         users = [
             min(queries.stop, (key + 1) * self.shared) - max(queries.start, key * self.shared)
