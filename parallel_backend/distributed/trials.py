@@ -1,10 +1,9 @@
 """Which of two ways to compute the same is faster on this machine: they take turns until the ranks agree on one."""
 
-import math
 import statistics
 import time
 from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ _WARM = 3
 """Of these, calls that do not count: memory is allocated in them."""
 _GAIN = 0.98
 """The second way's share of the first way's time below which it is taken. Smaller gains may be noise."""
-_PER_OCTAVE = 4
-"""Amounts of work within a quarter of an octave share a decision, so that each length of text does not need its own."""
+_BITS = 3
+"""Amounts of work whose first bits are equal share a decision: not each length of text needs its own."""
 
 
 class Trial:
@@ -27,19 +26,19 @@ class Trial:
 
     Args:
         axis: the ranks that go the same way.
+
+    Attributes:
+        second: whether the second way is taken; None while both are tried.
     """
 
     def __init__(self, axis: Axis) -> None:
         self._axis = axis
         self._times: tuple[list[_Span], list[_Span]] = ([], [])
-        self._second: bool | None = None
+        self.second: bool | None = None
 
     @contextmanager
     def turn(self, device: torch.device) -> Iterator[bool]:
-        """Yield whether to go the second way. It ends with a collective where it is the last turn."""
-        if self._second is not None:
-            yield self._second
-            return
+        """Yield whether to try the second way. The last turn ends with a collective, in which all ranks decide."""
         second = len(self._times[1]) < len(self._times[0])
         span = _Span(device)
         yield second
@@ -47,7 +46,7 @@ class Trial:
         self._times[second].append(span)
         if len(self._times[1]) == TURNS:
             first, other = (statistics.median(span.seconds() for span in spans[_WARM:]) for spans in self._times)
-            self._second = all_true(other < _GAIN * first, self._axis)
+            self.second = all_true(other < _GAIN * first, self._axis)
             self._times = [], []
 
 
@@ -57,17 +56,18 @@ class Trials:
     def __init__(self, axis: Axis) -> None:
         self._axis, self._trials = axis, dict[Hashable, Trial]()
 
-    def turn(self, kind: Hashable, amount: int, device: torch.device) -> AbstractContextManager[bool]:
-        """See ``Trial.turn``.
+    def of(self, kind: Hashable, amount: int) -> Trial:
+        """Return the trial of a call.
 
         Args:
             kind: equal for calls whose times can be compared.
             amount: proportional to the work of a call, such as its tokens.
         """
-        key = kind, round(_PER_OCTAVE * math.log2(max(amount, 1)))
+        bits = amount.bit_length()
+        key = kind, bits, amount >> max(bits - _BITS, 0)
         if key not in self._trials:
             self._trials[key] = Trial(self._axis)
-        return self._trials[key].turn(device)
+        return self._trials[key]
 
 
 class _Span:

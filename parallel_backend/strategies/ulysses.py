@@ -49,7 +49,7 @@ class Ulysses:
             for site, count in workload.sites(layout, place):
                 heads, ulysses = workload.heads(layout, site, place), place["ulysses"]
                 local_heads = heads.queries.sizes[ulysses]
-                for_others = sum(sum(heads.counts(i)) for i in range(layout.ulysses) if i != ulysses)
+                for_others = sum(sum(counts) for i, counts in enumerate(heads.counts) if i != ulysses)
                 tokens = site_tokens(layout, workload, extent, site)[place["ring"]]
                 local_tokens = tokens[ulysses]
                 values = local_tokens * for_others + (sum(tokens) - local_tokens) * local_heads
@@ -98,8 +98,11 @@ class UlyssesAttention:
         if self.trials is None or heads.shared > 1 or min(heads.queries.sizes) < 2:
             return self._attend([heads], qkv, inner)
         batch, count, _, head_dim = query.shape
-        with self.trials.turn((count, head_dim, query.dtype), batch * self.tokens.total, query.device) as halved:
-            return self._attend(heads.halves() if halved else [heads], qkv, inner)
+        trial = self.trials.of((count, head_dim, query.dtype), batch * self.tokens.total)
+        if trial.second is not None:
+            return self._attend(heads.halves if trial.second else [heads], qkv, inner)
+        with trial.turn(query.device) as halved:
+            return self._attend(heads.halves if halved else [heads], qkv, inner)
 
     def _attend(self, parts: Sequence[HeadSplit], qkv: QKV, inner: Callable[..., Tensor]) -> Tensor:
         """Attend with the heads of each part in turn. Exchanges of the others are under way meanwhile."""
@@ -111,9 +114,7 @@ class UlyssesAttention:
             leaving.append(self._to_tokens(part, inner(q, k, v)))
             del exchange, q, k, v
         batch, heads, tokens, head_dim = qkv[0].shape
-        result = qkv[0].new_empty(
-            batch, tokens, heads, head_dim
-        )  # in memory as kernels return it and modules expect it
+        result = qkv[0].new_empty(batch, tokens, heads, head_dim)  # in the order that modules expect
         for part, exchange in zip(parts, leaving, strict=True):
             place(part, exchange.wait(), result)
         return result.transpose(1, 2)
@@ -121,7 +122,7 @@ class UlyssesAttention:
     def _to_heads(self, heads: HeadSplit, qkv: QKV) -> _Exchange:
         """Start to exchange 3 x ``[B, heads, local tokens, D]`` for ``[tokens, B, local heads of q, k and v, D]``."""
         rank, (batch, _, local_tokens, head_dim) = self.axis.index, qkv[0].shape
-        counts, width = [sum(heads.counts(i)) for i in range(self.axis.size)], batch * head_dim
+        counts, width = [sum(each) for each in heads.counts], batch * head_dim
         send_sizes = [local_tokens * count * width for count in counts]
         sent = qkv[0].new_empty(sum(send_sizes))
         if heads.shared == 1:
@@ -136,8 +137,8 @@ class UlyssesAttention:
 
     def _arrived(self, heads: HeadSplit, received: Tensor) -> list[Tensor]:
         """Return q, k and v ``[B, local heads, tokens, D]`` as views of what has arrived."""
-        q, k, v = (each.permute(1, 2, 0, 3) for each in received.split(heads.counts(self.axis.index), dim=2))
-        repeats = heads.repeats(self.axis.index)
+        q, k, v = (each.permute(1, 2, 0, 3) for each in received.split(heads.counts[self.axis.index], dim=2))
+        repeats = heads.repeats[self.axis.index]
         return [q, _repeated(k, repeats), _repeated(v, repeats)]
 
     def _to_tokens(self, heads: HeadSplit, out: Tensor) -> _Exchange:
@@ -155,7 +156,7 @@ class UlyssesAttention:
 def _pack(heads: HeadSplit, rank: int, qkv: QKV, part: Tensor) -> None:
     """Copy the heads of q, k and v that a rank needs to ``part`` ``[local tokens, B, heads, D]``."""
     taken = heads.queries.slice(rank), heads.keys(rank), heads.keys(rank)
-    for own, tensor, place in zip(part.split(heads.counts(rank), dim=2), qkv, taken, strict=True):
+    for own, tensor, place in zip(part.split(heads.counts[rank], dim=2), qkv, taken, strict=True):
         own.copy_(tensor[:, place].permute(2, 0, 1, 3))
 
 
@@ -180,8 +181,8 @@ def place(heads: HeadSplit, received: Tensor, result: Tensor) -> None:
 
 def _of_runs(heads: HeadSplit, flat: Tensor, width: int) -> Iterator[tuple[Run, Tensor]]:
     """Yield each run of ranks with its part of the values, of which each head has ``width``."""
-    runs = heads.runs()
-    yield from zip(runs, flat.split([run.ranks * run.each * width for run in runs]), strict=True)
+    sizes = [run.ranks * run.each * width for run in heads.runs]
+    yield from zip(heads.runs, flat.split(sizes), strict=True)
 
 
 def _repeated(tensor: Tensor, repeats: Sequence[int]) -> Tensor:

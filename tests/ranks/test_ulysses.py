@@ -1,6 +1,5 @@
 """Ulysses' exchange in one operation (NCCL) or by halves of the heads gives what its exchange in parts gives (gloo)."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,9 +12,9 @@ from parallel_backend.strategies.ulysses import UlyssesAttention
 from tests.ranks import driver
 
 
-def turns(halved):
+def decided(halved):
     """Trials that have been decided."""
-    return SimpleNamespace(turn=lambda *_: nullcontext(halved))
+    return SimpleNamespace(of=lambda *_: SimpleNamespace(second=halved))
 
 
 def attended(rank, heads, tokens, batch, key_heads=None):
@@ -33,7 +32,7 @@ def attended(rank, heads, tokens, batch, key_heads=None):
         return (query * weight).cumsum(2) + key.flip(2) * value
 
     for gloo, halved in ((True, False), (False, False), (True, True), (False, True)):
-        attend = UlyssesAttention(replace(ulysses, gloo=gloo), Partition(tokens), inner, turns(halved))
+        attend = UlyssesAttention(replace(ulysses, gloo=gloo), Partition(tokens), inner, decided(halved))
         with SentBytes() as sent:
             out = attend(*qkv, scale=None, sample=None)
         found.append((out, sent.total))

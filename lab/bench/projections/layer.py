@@ -70,7 +70,7 @@ class Layer:
     def halves(self) -> Tensor:
         """Exchange half of the heads while the other half attends: what Ulysses tries here."""
         q, k, v = (_heads(self.local, weight) for weight in self.qkv)
-        return self._joined(self.ulysses._attend(self.heads.halves(), (q, k, v), self._attend))
+        return self._joined(self.ulysses._attend(self.heads.halves, (q, k, v), self._attend))
 
     def _start(self, projected: Tensor) -> tuple[list[Work], Tensor, list[Tensor]]:
         """Start to exchange ``[1, heads, local tokens, D]``; return what arrives, ``[tokens, local heads, D]``."""

@@ -1,5 +1,6 @@
 """Two ways take turns until the ranks agree on the faster one."""
 
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -28,7 +29,8 @@ def taken(first, second, *, calls, noise=None):
     clock, tried, ways = Clock(), Trials(ALONE), []
     with mock.patch.object(trials, "time", clock):
         for i in range(calls):
-            with tried.turn("a kind", 1000, CPU) as other:
+            trial = tried.of("a kind", 1000)
+            with nullcontext(trial.second) if trial.second is not None else trial.turn(CPU) as other:
                 clock.now += (second if other else first) + (noise or {}).get(i, 0.0)
             ways.append(other)
     return ways
@@ -56,7 +58,7 @@ def test_all_ranks_have_to_find_it_faster():
 
 def test_lengths_that_differ_little_share_a_decision_and_kinds_do_not():
     tried = Trials(ALONE)
-    for kind, amount in (("a", 4096), ("a", 4100), ("a", 8192), ("b", 4096)):
-        with tried.turn(kind, amount, CPU):
-            pass
-    assert len(tried._trials) == 3
+    one = tried.of("a", 4096)
+    assert tried.of("a", 4100) is one
+    assert tried.of("a", 8192) is not one
+    assert tried.of("b", 4096) is not one
