@@ -216,6 +216,14 @@ def test_statistics_of_a_ramp_far_from_zero(pools):
     got = torch.cat(pools(3).run(normed, x), dim=2)
     assert (got - wanted).abs().max() <= TOLERANCE
 
+    half = x.bfloat16()
+    wanted = F.group_norm(half.double(), 4)
+    got = torch.cat(pools(3).run(normed, half), dim=2)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.double(), wanted, rtol=2**-8, atol=1e-3)
+    coarse = half.unflatten(1, (4, 2)).mean((2, 3, 4)).view(4, 1, 1, 1)  # rounded to bfloat16
+    assert ((half.unflatten(1, (4, 2)) - coarse) / x.std()).flatten(1, 2).sub(wanted).abs().max() > 0.1
+
     groups = [rearrange(part, "1 (g c) h w -> g (c h w)", g=4) for part in x.split(Partition.even(50, 3).sizes, 2)]
     counts = torch.tensor([group.shape[1] for group in groups]).view(-1, 1) / (2 * 50 * 40)
     mean = sum(share * group.mean(1) for share, group in zip(counts, groups, strict=True))
