@@ -106,3 +106,13 @@ def test_a_loaded_vae_in_another_dtype_is_refused() -> None:
     assert loaded_vae_dtype(SimpleNamespace(vae_dtype=torch.float16)) == "float16"
     with pytest.raises(InvalidRequest, match=r"computes in torch\.float64: load it in bf16, fp16 or fp32"):
         loaded_vae_dtype(SimpleNamespace(vae_dtype=torch.float64))
+
+
+@pytest.mark.parametrize("flag", [None, "bf16_vae"])
+def test_the_loaders_vae_asks_for_it(flag: str | None, load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if flag:
+        monkeypatch.setattr(comfy.cli_args.args, flag, True)
+    loaded = load()
+    loaded.vae.encode(loaded.vae.decode(torch.zeros(1, 16, 1, 2, 2))[0])
+    asked = [message.dtype for kind in ("Decode", "Encode") for message in loaded.client.of_kind(kind)]
+    assert asked == ["bfloat16" if flag else "float32"] * 2
