@@ -38,7 +38,7 @@ GOOD: tuple[Any, ...] = (
     messages.Sample(model=SPEC, request_id="a", branches=1, sampler="euler", cfg=1.5, overlay=OVERLAY),
     messages.EncodeText(model=CPU, request_id="a", adapters=(ADAPTER,)),
     messages.Decode(model=CPU, request_id="a", tile=8),
-    messages.Encode(model=CPU, request_id="a"),
+    messages.Encode(model=CPU, request_id="a", dtype="bfloat16"),
     messages.ReadWeights(model=CPU, request_id="a", component="vae", names=("a", "b")),
     messages.Unload(model=CPU, request_id="a"),
     messages.Trial(name="exchange", model=CPU, request_id="a", amount=4),
