@@ -42,7 +42,7 @@ class Ulysses:
             for site, count in workload.sites(layout, place):
                 heads, ulysses = workload.heads(layout, site, place), place["ulysses"]
                 local_heads = heads.queries.sizes[ulysses]
-                for_others = sum(sum(heads.counts(i)) for i in range(layout.ulysses) if i != ulysses)
+                for_others = sum(sum(counts) for i, counts in enumerate(heads.counts) if i != ulysses)
                 tokens = site_tokens(layout, workload, extent, site)[place["ring"]]
                 local_tokens = tokens[ulysses]
                 values = local_tokens * for_others + (sum(tokens) - local_tokens) * local_heads
@@ -70,7 +70,7 @@ class UlyssesAttention:
             (self._to_heads, self._to_tokens) if self.axis.gloo else (self._all_to_heads, self._all_to_tokens)
         )
         q, k, v = to_heads(heads, (query, key, value))
-        repeats = heads.repeats(self.axis.index)
+        repeats = heads.repeats[self.axis.index]
         k, v = _repeated(k, repeats), _repeated(v, repeats)
         # A rank without heads calls ``inner`` too: a ring inside needs every rank, even one with nothing to send.
         return to_tokens(heads.queries, self.inner(q, k, v, scale=scale, sample=sample))
@@ -81,7 +81,7 @@ class UlyssesAttention:
         The results are views of one tensor whose first dim is the tokens, so each rank's part arrives in place.
         """
         rank, (batch, _, local_tokens, head_dim) = self.axis.index, qkv[0].shape
-        counts = [heads.counts(i) for i in range(self.axis.size)]
+        counts = heads.counts
         packed = qkv[0].new_empty(self.tokens.total, batch, sum(counts[rank]), head_dim)
         incoming = packed.split(self.tokens.sizes)
         outgoing = [
@@ -110,7 +110,7 @@ class UlyssesAttention:
     def _all_to_heads(self, heads: HeadSplit, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
         """Do what ``_to_heads`` does in one operation."""
         rank, (batch, _, local_tokens, head_dim) = self.axis.index, qkv[0].shape
-        counts, width = [heads.counts(i) for i in range(self.axis.size)], batch * head_dim
+        counts, width = heads.counts, batch * head_dim
         send_sizes = [local_tokens * sum(each) * width for each in counts]
         sent = qkv[0].new_empty(sum(send_sizes))
         if heads.shared == 1:
@@ -153,7 +153,7 @@ class UlyssesAttention:
 def _pack(heads: HeadSplit, rank: int, qkv: tuple[Tensor, Tensor, Tensor], part: Tensor) -> None:
     """Copy the heads of q, k and v that a rank needs to ``part`` ``[local tokens, B, heads, D]``."""
     taken = heads.queries.slice(rank), heads.keys(rank), heads.keys(rank)
-    for own, tensor, place in zip(part.split(heads.counts(rank), dim=2), qkv, taken, strict=True):
+    for own, tensor, place in zip(part.split(heads.counts[rank], dim=2), qkv, taken, strict=True):
         own.copy_(tensor[:, place].permute(2, 0, 1, 3))
 
 

@@ -148,4 +148,4 @@ def test_ulysses_sends_the_key_heads_that_a_rank_needs(sizes, ranks, keys, repea
     heads, key_heads = sizes
     split = HeadSplit.even(heads, key_heads, ranks)
     assert [(split.keys(rank).start, split.keys(rank).stop) for rank in range(ranks)] == keys
-    assert [split.repeats(rank) for rank in range(ranks)] == repeats
+    assert list(split.repeats) == repeats
