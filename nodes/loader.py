@@ -18,7 +18,7 @@ from ..parallel_backend.protocol.model_spec import Devices, DType, ModelSpec
 from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle
-from .backend.devices import content_for, parse_devices
+from .backend.devices import content_for, expect_ranks, parse_devices
 from .backend.queued_checks import refusal_by
 from .bridges.announcements import Part, besides_the_model, flags_without_effect
 from .bridges.bridge import BackendText, Bridge
@@ -197,8 +197,9 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     @override
-    def fingerprint_inputs(cls, model_name: Any = None, **_: Any) -> str:
+    def fingerprint_inputs(cls, model_name: Any = None, devices: Any = None, **_: Any) -> str:
         """Return a stamp of the model's files, so that the node runs again when they change."""
+        expect_ranks(devices)
         return checkpoints.stamp(model_name) if model_name else ""
 
     @classmethod

@@ -12,7 +12,7 @@ from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle, progress_bar
-from .backend.devices import parse_devices
+from .backend.devices import expect_ranks, parse_devices
 from .backend.queued_checks import refusal_by
 from .bridges.announcements import flags_without_effect
 from .bridges.compute_dtype import auto_vae_dtype, loaded_vae_dtype
@@ -73,8 +73,9 @@ class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     @override
-    def fingerprint_inputs(cls, **_: Any) -> int:
+    def fingerprint_inputs(cls, devices: Any = None, **_: Any) -> int:
         """Return how often the VAE's file has changed, so that the node runs again when it does."""
+        expect_ranks(devices)
         return source_changes(cls.hidden.unique_id)
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ..errors import InvalidRequest
 from .hosts import JoinHost, OpenStore, StorePort
-from .model_spec import Adapter, DType, ModelSpec, Overlay
+from .model_spec import Adapter, Devices, DType, ModelSpec, Overlay
 from .status import Status, StatusQuery
 
 KEPT = "kept."
@@ -218,6 +218,13 @@ class Trial(RankRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Expect:
+    """Prepare spare ranks at once, for a request on these devices that comes soon."""
+
+    devices: Devices
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cancel:
     """Remove a request from the queue, or end it at its next step if it runs."""
 
@@ -292,7 +299,7 @@ MESSAGES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         Forward, Sample, EncodeText, Decode, Encode, ReadWeights, Unload, Trial,
-        Step, Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status, Files,
+        Step, Expect, Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status, Files,
         JoinHost, OpenStore, StorePort,
     )
 }  # fmt: skip

@@ -42,6 +42,7 @@ GOOD: tuple[Any, ...] = (
     messages.ReadWeights(model=CPU, request_id="a", component="vae", names=("a", "b")),
     messages.Unload(model=CPU, request_id="a"),
     messages.Trial(name="exchange", model=CPU, request_id="a", amount=4),
+    messages.Expect(devices=CPU.devices),
     messages.Cancel(request_id="a"),
     messages.Outcome(request_id="a"),
     StatusQuery(),
