@@ -92,4 +92,5 @@ class Layer:
 
 
 def _heads(tokens: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(tokens, weight).unflatten(2, (-1, HEAD_DIM)).transpose(1, 2)
+    heads: Tensor = F.linear(tokens, weight).unflatten(2, (-1, HEAD_DIM))
+    return heads.transpose(1, 2)
