@@ -9,7 +9,7 @@ layer.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from functools import update_wrapper, wraps
+from functools import cache, update_wrapper, wraps
 from types import FunctionType, MethodType
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import BackendFailure
+from .compiled import PLACES, Seam, compiled_seam
 
 
 class Attention(Protocol):
@@ -74,6 +75,11 @@ class _Redirect:
         q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
         return self.sdpa(q, k, v, attn_mask, *args, **options).transpose(1, 2)
 
+    @property
+    def functional(self) -> Any:
+        """Stands for ``torch.nn.functional``."""
+        return _Functional(self.sdpa)
+
 
 class _Functional:
     """Stands for ``torch.nn.functional`` with another attention."""
@@ -85,7 +91,7 @@ class _Functional:
         return getattr(F, name)
 
 
-def _redirected(function: Any, redirect: _Redirect) -> FunctionType:
+def _redirected(function: Any, redirect: Seam) -> FunctionType:
     """Return a function with the same code that finds ``redirect`` where it looks for attention.
 
     Raises:
@@ -95,10 +101,11 @@ def _redirected(function: Any, redirect: _Redirect) -> FunctionType:
         raise BackendFailure(f"{function!r} is no function of Python, so its attention cannot be redirected")
     looked_for = {name: function.__globals__.get(name) for name in function.__code__.co_names}
     found: dict[str, Any] = {name: redirect.dispatch for name, value in looked_for.items() if _is_dispatcher(value)}
-    found |= {name: _Functional(redirect.sdpa) for name, value in looked_for.items() if value is F}
+    found |= {name: redirect.functional for name, value in looked_for.items() if value is F}
     if not found:
         raise BackendFailure(f"{function.__qualname__} computes attention in a way that is not known here")
     names, defaults = function.__globals__ | found, function.__defaults__
+    names.pop("__name__", None)  # by which a compiler would look at the module's names instead of these
     copied = FunctionType(function.__code__, names, function.__name__, defaults, function.__closure__)
     copied.__kwdefaults__ = function.__kwdefaults__
     update_wrapper(copied, function)
@@ -138,9 +145,44 @@ def _replacement(module: nn.Module, attention: Attention, each_sample: bool) -> 
         forward = _counted(_redirected(type(module).forward, redirect), name, redirect)
         return "forward", MethodType(forward, module)
     call = _counted(_redirected(type(processor).__call__, redirect), name, redirect)
-    routed_processor = copy(processor)
-    routed_processor.__class__ = type(type(processor).__name__, (type(processor),), {"__call__": call})
-    return "processor", routed_processor
+    return "processor", _as_class(processor, _processor_class(type(processor), call))
+
+
+def _processor_class(kind: type, call: Callable[..., Any]) -> type:
+    return type(kind.__name__, (kind,), {"__call__": call})
+
+
+def _as_class(processor: Any, kind: type) -> Any:
+    copied = copy(processor)
+    copied.__class__ = kind
+    return copied
+
+
+@cache
+def _compiled_class(kind: type, number: int) -> type:
+    return _processor_class(kind, _redirected(kind.__call__, compiled_seam(number)))
+
+
+@cache
+def _compiled_forward(kind: type[nn.Module], number: int) -> Callable[..., Any]:
+    return _redirected(kind.forward, compiled_seam(number))
+
+
+def compilable(module: nn.Module, number: int) -> tuple[str, Any]:
+    """Return what to set on a module so that its attention is the operator of compiled blocks.
+
+    Modules of one class get the same code, which is compiled once.
+
+    Args:
+        number: of the attention within its block.
+
+    Raises:
+        BackendFailure: it computes attention in a way that is not known.
+    """
+    processor: Any = getattr(module, "processor", None)
+    if processor is None:
+        return "forward", MethodType(_compiled_forward(type(module), number), module)
+    return "processor", _as_class(processor, _compiled_class(type(processor), number))
 
 
 class Routed:
@@ -174,12 +216,16 @@ def routed(routes: Iterable[Route]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for module, attention, each_sample in routes:
+            place = PLACES.get(module)
+            if place is not None:
+                set_until_exit(stack, place, "route", (attention, each_sample))
+                continue
             set_until_exit(stack, module, *_replacement(module, attention, each_sample))
         yield
 
 
-def set_until_exit(stack: ExitStack, module: nn.Module, name: str, value: Any) -> None:
-    """Set an attribute of a module until the stack closes. What others have set on the instance comes back then."""
+def set_until_exit(stack: ExitStack, module: object, name: str, value: Any) -> None:
+    """Set an attribute of a module, or another object, until the stack closes. What others have set on the instance comes back then."""
     if name in vars(module):
         stack.callback(setattr, module, name, vars(module)[name])
     else:

@@ -236,7 +236,9 @@ class Denoising:
         def load(component: str, adapters: Sequence[Adapter]) -> Family:
             self.components.layout = mesh.layout
             with self.request.loading(self.components, component):
-                return transformers.get(mesh, component, plans, adapters, self.request.message.overlay)
+                message = self.request.message
+                compiled = message.model.compile == "blocks"
+                return transformers.get(mesh, component, plans, adapters, message.overlay, compiled)
 
         return load
 

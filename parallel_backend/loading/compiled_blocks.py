@@ -1,0 +1,101 @@
+"""The blocks of a loaded transformer, compiled by ``torch.compile`` (https://pytorch.org/docs/stable/torch.compiler.html).
+
+Each class of layers is compiled once, for all sizes. What streams or gathers a layer's weights stays outside, and so do
+exchanges between ranks (``attention/compiled.py``). LoRAs are part of the code: their coming and going compiles once
+more, their strengths do not.
+"""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..attention.compiled import PLACES, Place, computing
+from ..attention.routing import compilable, set_until_exit
+from ..errors import InvalidRequest
+from ..interfaces.family import Family
+from ..progress import COMPILING, PROGRESS
+
+BACKEND = "inductor"
+
+_SHAPES = 64
+"""Versions of one class's code that are kept: a layer may have other inputs on some ranks, and LoRAs come and go."""
+
+
+class CompiledBlocks:
+    """Compiles the blocks of a family when they first compute, until ``off``."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._undo = ExitStack()
+        self._on = False
+
+    def use(self, on: bool) -> None:
+        """Compile the blocks, or let them compute as they are."""
+        if on == self._on:
+            return
+        self._undo.close()
+        self._on = on
+        if on:
+            _configure()
+            sites = {site.module for site in self._family.attentions}
+            for block in self._family.blocks:
+                for layer in block.modules:
+                    self._compile(layer, [each for each in layer.modules() if each in sites])
+
+    def _compile(self, layer: nn.Module, attentions: list[nn.Module]) -> None:
+        places = [Place() for _ in attentions]
+        for number, (module, place) in enumerate(zip(attentions, places, strict=True)):
+            set_until_exit(self._undo, module, *compilable(module, number))
+            PLACES[module] = place
+            self._undo.callback(PLACES.pop, module)
+        code = _code(type(layer).forward, BACKEND)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with computing(places):
+                return code(layer, *args, **kwargs)
+
+        set_until_exit(self._undo, layer, "forward", forward)
+
+
+@cache
+def _code(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(forward, dynamic=True, backend=backend)
+    return compiled
+
+
+@cache
+def _configure() -> None:
+    """Let compiled code see hooks that come later, which are LoRAs, and say while it compiles."""
+    import torch._dynamo as dynamo
+    from torch._dynamo.callback import callback_handler
+
+    dynamo.config.skip_nnmodule_hook_guards = False
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _SHAPES)
+    phases: list[ExitStack] = []
+
+    def start(_: Any) -> None:
+        phases.append(ExitStack())
+        phases[-1].enter_context(PROGRESS.phase(COMPILING))
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(lambda _: phases.pop().close())
+
+
+def check_compiler(device: torch.device) -> None:
+    """Refuse to compile where there is no compiler.
+
+    Raises:
+        InvalidRequest: the machine lacks what torch compiles with on this device.
+    """
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        raise InvalidRequest("compile=blocks needs the package triton on GPUs: install it, or choose off")
+    names = [os.environ[name] for name in ("CXX", "CC") if os.environ.get(name)] + ["g++", "clang++", "gcc", "cc"]
+    if not any(shutil.which(name) for name in names):
+        raise InvalidRequest("compile=blocks needs a C++ compiler on the ranks' machine: install g++, or choose off")
