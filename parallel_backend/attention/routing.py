@@ -225,7 +225,7 @@ def routed(routes: Iterable[Route]) -> Iterator[None]:
 
 
 def set_until_exit(stack: ExitStack, module: object, name: str, value: Any) -> None:
-    """Set an attribute of a module, or another object, until the stack closes. What others have set on the instance comes back then."""
+    """Set an attribute of an object until the stack closes. What others have set on the instance comes back then."""
     if name in vars(module):
         stack.callback(setattr, module, name, vars(module)[name])
     else:

@@ -28,6 +28,7 @@ from ..protocol.model_spec import Adapter
 from ..step_loop.pipefusion import PipeFusion
 from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.sampling_context import SamplingContext
+from . import compilation
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
 from .elsewhere import Elsewhere
@@ -164,6 +165,8 @@ class Denoising:
         if mesh is None:
             return
         kernel = self._kernel(plan, mesh)
+        if self.request.message.model.compile == "blocks":
+            compilation.check(self.components, mesh)
         self.components.transformers.agree(mesh)
         plans: dict[str, PlannedTransformer] = {}
         experts = Experts(self.components.checkpoint, self._loader(mesh, plans), plan.adapters[0])

@@ -59,14 +59,19 @@ class CompiledBlocks:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             with computing(places):
-                return code(layer, *args, **kwargs)
+                return code(layer, *map(_plain, args), **{name: _plain(each) for name, each in kwargs.items()})
 
         set_until_exit(self._undo, layer, "forward", forward)
 
 
+def _plain(value: Any) -> Any:
+    """Return a tensor contiguous: the code would be compiled again for one that is a slice in some of the blocks."""
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
+
+
 @cache
 def _code(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = torch.compile(forward, dynamic=True, backend=backend)
+    compiled: Callable[..., Any] = torch.compile(forward, dynamic=True, fullgraph=True, backend=backend)
     return compiled
 
 
