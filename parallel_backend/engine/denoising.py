@@ -241,7 +241,10 @@ class Denoising:
             with self.request.loading(self.components, component):
                 message = self.request.message
                 compiled = message.model.compile == "blocks"
-                return transformers.get(mesh, component, plans, adapters, message.overlay, compiled)
+                family = transformers.get(mesh, component, plans, adapters, message.overlay, compiled)
+            if compiled and transformers.to_compile(family):
+                self.request.report(Progress(phase="compiling", value=0, total=1), {})
+            return family
 
         return load
 

@@ -29,19 +29,23 @@ _SHAPES = 64
 
 
 class CompiledBlocks:
-    """Compiles the blocks of a family when they first compute, until ``off``."""
+    """Compiles the blocks of a family when they first compute.
+
+    Attributes:
+        fresh: whether no block has computed yet since they were to be compiled.
+    """
 
     def __init__(self, family: Family) -> None:
         self._family = family
         self._undo = ExitStack()
-        self._on = False
+        self._on = self.fresh = False
 
     def use(self, on: bool) -> None:
         """Compile the blocks, or let them compute as they are."""
         if on == self._on:
             return
         self._undo.close()
-        self._on = on
+        self._on = self.fresh = on
         if on:
             _configure()
             sites = {site.module for site in self._family.attentions}
@@ -58,6 +62,7 @@ class CompiledBlocks:
         code = _code(type(layer).forward, BACKEND)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
+            self.fresh = False
             with computing(places):
                 return code(layer, *map(_plain, args), **{name: _plain(each) for name, each in kwargs.items()})
 

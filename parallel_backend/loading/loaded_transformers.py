@@ -144,6 +144,10 @@ class Transformers:
         self._compiled.setdefault(family, CompiledBlocks(family)).use(compiled)
         return family
 
+    def to_compile(self, family: Family) -> bool:
+        """Return whether the blocks of a transformer that ``get`` returned have computed nothing since they changed."""
+        return self._compiled[family].fresh
+
     def agree(self, mesh: RankMesh) -> None:
         """Drop transformers that the ranks of the mesh do not all hold on the groups of one mesh.
 
