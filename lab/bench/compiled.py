@@ -75,7 +75,7 @@ class CompiledStep:
         """Format the result as text."""
         outcome = "FAILED" if self.failed else "passed"
         return (
-            f"{outcome}   {self.layout}: {self.seconds:.2f} s a step, {self.ratio:.3f} of it with compiled blocks, after "
+            f"{outcome}   {self.layout}: {self.seconds:.2f} s a step, {self.ratio:.3f} of it compiled, after "
             f"a first step of {self.first:.1f} s; error {self.error:.1e}"
         )
 
