@@ -58,7 +58,8 @@ class Compiled:
 @pytest.fixture
 def compiled(monkeypatch):
     monkeypatch.setattr(compiled_blocks, "BACKEND", "eager")
-    torch._dynamo.reset()
+    torch._dynamo.reset()  # which forgets callbacks
+    compiled_blocks._configure.cache_clear()
     return Compiled(KIND)
 
 
