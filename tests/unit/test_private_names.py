@@ -58,6 +58,8 @@ USES = (
     Use("diffusers.loaders.single_file_utils", "parallel_backend/families/architecture.py"),
     *CONVERTERS,
     Use("torch.Tensor._base", "nodes/remote/digests.py"),
+    Use("torch._dynamo", "parallel_backend/loading/compiled_blocks.py"),
+    Use("torch._dynamo.callback.callback_handler", "parallel_backend/loading/compiled_blocks.py"),
     Use("torch.distributed.distributed_c10d._resolve_process_group", BYTES),
     Use("torch.nn.Module._apply", "parallel_backend/loading/partial.py", "fn"),
     Use("torch.nn.Module()._buffers", STAND_INS),
