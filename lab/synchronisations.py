@@ -21,8 +21,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "synchronisations.md"
 _REASONS: Mapping[tuple[str, str], tuple[str, str]] = {
     ("distributed/rank_speeds.py", "Stream.synchronize"): (
         "cancel",
-        "Before each step of a loop, and before each part of a VAE's work, rank 0 lets the GPU finish and then asks "
-        "whether the request was cancelled. Otherwise the host queues steps ahead, and a cancel takes effect late.",
+        "Before each step of a loop, and after about a tenth of a second of a VAE's parts, rank 0 lets the GPU finish "
+        "and then asks whether the request was cancelled. Otherwise the host queues steps ahead, and a cancel takes "
+        "effect late. The count is that of a part which takes as long.",
     ),
     ("denoiser/attention_chain.py", "aten._to_copy.default"): (
         "mask",
@@ -44,10 +45,11 @@ _REASONS: Mapping[tuple[str, str], tuple[str, str]] = {
         "diffusers' attention of Mochi counts the text tokens of each sample in each layer, of which these small "
         "models have 3. Only a copy of its code could leave that out.",
     ),
-    ("autoencoder/codec.py", "aten.copy_.default"): (
-        "frame",
-        "Each pixel frame is copied to the CPU as soon as its part is decoded, so that the GPU never holds a whole "
-        "video. VAEs whose parts are convolutions do it after the last part, which is not counted here.",
+    ("autoencoder/codec.py", "Event.synchronize"): (
+        "frames",
+        "The frames of a part are copied to pinned memory while the GPU computes the next part, so that it never holds "
+        "a whole video. The host waits for them when that part is queued, so the GPU does not. VAEs whose parts are "
+        "convolutions do it after the last part, which is not counted here.",
     ),
 }
 """By the end of a file's name and what waits there: a word for it, and why it is needed."""
@@ -57,7 +59,7 @@ _INTRODUCTION = """\
 
 A GPU works through a queue that the host fills. When the host has to know something that the GPU computes, it waits \
 until the queue is empty, and the GPU then waits for new work. Each such wait is counted here, on one rank. Other \
-layouts add none, but for `pipe`, which reads a mask once for each patch of the latent.
+layouts add none, but for `pipe`, which reads the mask of each sample by itself, once a request.
 
 The models are small, with two samples, and with two branches whose texts differ in length in a step and are equal in \
 a forward. They run without a GPU, on tensors that hold their numbers on the CPU and say that they are on a GPU. \

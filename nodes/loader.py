@@ -42,8 +42,8 @@ LAYOUT_TOOLTIP = (
     "the number of ranks is even; ulysses splits what remains."
 )
 ATTENTION_TOOLTIP = (
-    "The attention kernel. auto: the FlashAttention package if it is installed and supports the model, otherwise "
-    "torch's own choice. sage is faster and not exact."
+    "The attention kernel. auto: the fastest exact one for the GPU and the model, of the FlashAttention package if it "
+    "is installed, cuDNN and torch's own. sage is faster and not exact."
 )
 
 COMPILES: list[Compile] = ["off", "blocks"]

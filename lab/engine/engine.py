@@ -12,6 +12,7 @@ from torch import Tensor
 from parallel_backend import env
 from parallel_backend.distributed.collectives import gather_numbers
 from parallel_backend.engine.engine import Engine
+from parallel_backend.engine.request import NextStep, no_step
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
 from parallel_backend.loading.components import ComponentCache
 from parallel_backend.protocol.frames import TensorMeta
@@ -42,6 +43,7 @@ class LabEngine(Engine):
         *,
         report: Report,
         cancelled: Callable[[], bool],
+        next_step: NextStep = no_step,
     ) -> dict[str, Tensor]:
         """Carry out one request, see ``Engine.handle``.
 
@@ -51,7 +53,7 @@ class LabEngine(Engine):
         if isinstance(message, Trial) and message.name == ECHO:
             return echo(message, tensors, report)
         if not isinstance(message, Decode | Encode) or message.measure != "bytes":
-            return super().handle(message, metas, tensors, report=report, cancelled=cancelled)
+            return super().handle(message, metas, tensors, report=report, cancelled=cancelled, next_step=next_step)
         refusal, results = None, dict[str, Tensor]()
         with Unclamped(), PeakMemory(self.device) as peak:
             try:

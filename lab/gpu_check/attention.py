@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lab.gpu_check.timing import device, seconds
+from parallel_backend.attention.flash_package import flash_package
 from parallel_backend.attention.kernels import KERNELS, choose
 from parallel_backend.errors import InvalidRequest
 
@@ -35,8 +36,19 @@ def main() -> int:
         for name, (heads, tokens, size) in SHAPES.items()
         for part in PARTS
     }
-    print(json.dumps(found | {"left out": "; ".join(refused)}))
+    print(json.dumps(found | {"auto": _chosen(where), "left out": "; ".join(refused)}))
     return 0
+
+
+def _chosen(where: torch.device) -> str:
+    """Say which kernel ``auto`` is for each head size, and which package of FlashAttention runs here."""
+    sizes = sorted({size for _, _, size in SHAPES.values()})
+    names = {kernel: name for name, kernel in KERNELS.items()}
+    chosen = ", ".join(f"{names[choose('auto', where, torch.bfloat16, [size])]} for {size}" for size in sizes)
+    package = flash_package(where) if where.type == "cuda" else None
+    return f"{chosen}; " + (
+        f"FlashAttention {package.version}" if package else "no package of FlashAttention runs here"
+    )
 
 
 def _times(heads: int, tokens: int, size: int, where: torch.device, refused: dict[str, None]) -> dict[str, float | str]:

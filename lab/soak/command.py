@@ -16,6 +16,7 @@ from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.errors import BackendError, InvalidRequest
 from parallel_backend.protocol.messages import Progress
 
+from . import step_by_step
 from .faults import FAULTS, Fault, Target
 from .ledger import ASKED_AGAIN, ENDED, LOST, RESUMED, RIGHT, WRONG, Footprint, Ledger, processes_of
 from .prompts import Prompt, Prompts
@@ -150,13 +151,8 @@ class _Run:
         prompt, prompts = self._prompt, self._prompts
         if self._fault and self._fault.idle:
             self._disturb(self._fault)
-        request = RetriedRequest(
-            self._client, prompt.message(prompts.model(prompt)), prompt.loop.tensors(),
-            interrupted=self._target.interrupt.is_set, on_progress=self._progressed,
-            recovery=Recovery(notify=self._said.append),
-        )  # fmt: skip
         try:
-            samples = request.run()["samples"]
+            samples = self._samples()
         except BackendError as error:
             wanted = self._fault.ends if self._fault and self.disturbed else None
             return ENDED if wanted and isinstance(error, wanted) else LOST, f"{type(error).__name__}: {error}"
@@ -167,6 +163,20 @@ class _Run:
         if not self._said:
             return RIGHT, ""
         return RESUMED if "going on after step" in self._said[-1] else ASKED_AGAIN, ""
+
+    def _samples(self) -> Tensor:
+        prompt, folder = self._prompt, self._prompts.model(self._prompt)
+        interrupted = self._target.interrupt.is_set
+        if prompt.step_by_step:
+            return step_by_step.sample(
+                self._client, prompt.model(folder), prompt.loop, interrupted=interrupted,
+                on_progress=self._progressed, notify=self._said.append,
+            )  # fmt: skip
+        request = RetriedRequest(
+            self._client, prompt.message(folder), prompt.loop.tensors(), interrupted=interrupted,
+            on_progress=self._progressed, recovery=Recovery(notify=self._said.append),
+        )  # fmt: skip
+        return request.run()["samples"]
 
     def _progressed(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         if progress.phase != "sampling":

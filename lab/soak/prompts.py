@@ -26,11 +26,13 @@ MODELS = (
     ("QwenImageTransformer2DModel", "image"), ("LTXVideoTransformer3DModel", "2b"),
 )  # fmt: skip
 """Class and variant of the families: image and video, joint and cross attention."""
-SAMPLERS = ("euler", "dpmpp_2m", "uni_pc", "euler_ancestral", "heun")
+SAMPLERS = ("euler", "euler", "euler", "dpmpp_2m", "uni_pc", "euler_ancestral", "heun")
 LAYOUTS = (
     "ulysses={0}", "ring={0}", "ulysses=2", "cfg=2", "tensor=2", "data=2", "ulysses=2 shard_weights",
     "pipe=2 patches=2", "ring=2 stale=previous",
 )  # fmt: skip
+STEP_BY_STEP = 0.7
+"""How many of the exact loops of ``euler`` run in this process."""
 EXACT, APPROXIMATE = 1e-3, 0.5
 """Largest difference from one rank's samples, over their largest value. A wrong one differs by about 1."""
 
@@ -42,24 +44,31 @@ class Prompt:
     Attributes:
         loop: the request.
         ranks: number of available ranks.
+        step_by_step: whether the loop runs in this process, as ComfyUI's samplers do.
     """
 
     loop: Loop
     ranks: int
+    step_by_step: bool = False
 
     def __str__(self) -> str:
-        return str(self.loop)
+        return f"{self.loop}{', step by step' if self.step_by_step else ''}"
 
     @property
     def steps(self) -> int:
         """Its number of steps."""
         return len(self.loop.sigmas) - 1
 
+    def model(self, folder: Path) -> ModelSpec:
+        """Return the model in a folder."""
+        devices = Devices(kind="cpu", indices=tuple(range(self.ranks)))
+        return ModelSpec(path=str(folder), devices=devices, dtype="float32", layout=self.loop.layout)
+
     def message(self, folder: Path) -> Sample:
         """Return the request for the model in a folder."""
-        devices = Devices(kind="cpu", indices=tuple(range(self.ranks)))
-        model = ModelSpec(path=str(folder), devices=devices, dtype="float32", layout=self.loop.layout)
-        return Sample(model=model, branches=2, sampler=self.loop.sampler, cfg=self.loop.cfg, timestep_scale=1.0)
+        return Sample(
+            model=self.model(folder), branches=2, sampler=self.loop.sampler, cfg=self.loop.cfg, timestep_scale=1.0
+        )
 
 
 class Prompts:
@@ -89,7 +98,8 @@ class Prompts:
                 sigmas=SIGMAS[: self._random.choice((5, 7, 9)) - 1] + SIGMAS[-1:],
                 sampler=self._random.choice(SAMPLERS),
             )
-            prompt = Prompt(loop=loop, ranks=self.ranks)
+            by_step = loop.exact and loop.sampler == "euler" and self._random.random() < STEP_BY_STEP
+            prompt = Prompt(loop=loop, ranks=self.ranks, step_by_step=by_step)
             with suppress(InvalidRequest):
                 folder = self.model(prompt)
                 check_sample(prompt.message(folder), describe(loop.tensors()), open_checkpoint(folder), self.ranks)

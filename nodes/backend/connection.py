@@ -159,6 +159,10 @@ class Handle:
                 if not isinstance(message, Forward | Sample):
                     self.give_back_cache()
 
+    def end_run(self) -> None:
+        """Say that no further step of a sampling follows. Without it the ranks wait for one for a few seconds."""
+        current().client.end_run()
+
     def tell(self, sentence: str) -> None:
         """Show a recovery from a failure on the node, and log it."""
         logging.warning("Parallel DiT: %s", sentence)

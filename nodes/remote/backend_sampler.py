@@ -12,7 +12,7 @@ from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Progress, Sample
 from ...parallel_backend.samplers.samplers import SAMPLERS
 from .added_to_steps import added_to_steps
-from .record_replay import BranchCall
+from .record_replay import BranchCall, CallRecorder
 from .transformer import RemoteTransformer
 
 Prediction = Literal["flow", "eps", "v"]
@@ -54,15 +54,15 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
         sigmas, noise, latent_image = sigmas.float(), noise.float(), latent_image.float()
         denoise_mask = None if denoise_mask is None else denoise_mask.float()
         x = model.model_sampling.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
-        with remote.recording() as calls:
+        with remote.intercepted(CallRecorder()) as recorder:
             model_wrap(x, sigmas[:1].expand(len(x)), model_options=extra_args["model_options"], seed=seed)
         sigmas = SAMPLERS[self.name].schedule(sigmas)
-        tensors = {"x": x, "sigmas": sigmas, **_constant_inputs(calls)}
+        tensors = {"x": x, "sigmas": sigmas, **_constant_inputs(recorder.calls)}
         if denoise_mask is not None:
             known = model.scale_latent_inpaint(x=x, sigma=sigmas[:1], noise=noise, latent_image=latent_image)
             kept_noise = {} if known is latent_image else {"noise": noise * _noise_scale(model.model_sampling)}
             tensors |= {"mask": denoise_mask, "latent": latent_image, **kept_noise}
-        samples = self._request(model, len(calls), tensors, callback, seed)
+        samples = self._request(model, len(recorder.calls), tensors, callback, seed)
         scaled: Tensor = model.model_sampling.inverse_noise_scaling(sigmas[-1], samples.to(x.device))
         return scaled
 

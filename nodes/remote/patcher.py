@@ -132,6 +132,7 @@ def _check_before_sampling(
             raise refusal from error
         raise
     finally:
+        remote.handle.end_run()
         remote.handle.give_back_cache()
     remote.asked.clear()  # the nodes did without
     remote.handle.show("ready")

@@ -4,6 +4,9 @@ ComfyUI decides from its own device's memory and from equal shapes whether cond 
 ``calc_cond_batch`` runs twice. In the first run a ``CallRecorder`` records the calls and answers zeros. In the second
 run a ``CallReplayer`` sends all recorded calls when the first answer is needed: as one request, unless there are very
 many.
+
+Once the first step of a sampling has shown that ComfyUI puts all branches into one call, the calls of later steps are
+only counted (``CallCounter``), until one has several.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,10 +91,13 @@ class CallReplayer:
     """Answers recorded calls from one request for all of them. Any other call is a request of its own.
 
     The request waits for the first call, so a step that a cache skips costs nothing.
+
+    Attributes:
+        together: whether one call had all branches.
     """
 
     def __init__(self, recorded: list[BranchCall]) -> None:
-        self._recorded, self._next = recorded, 0
+        self._recorded, self._next, self.together = recorded, 0, False
         self._predictions: list[Tensor] | None = None
 
     def answer(self, calls: list[BranchCall], predict: Predict) -> list[Tensor]:
@@ -102,6 +108,7 @@ class CallReplayer:
             return predict(calls)
         if self._predictions is None:
             self._predictions = predict(self._recorded)
+            self.together = len(recorded) == len(self._recorded)
         return [self._predictions[position] for position in recorded]
 
     def _position(self, call: BranchCall) -> int | None:
@@ -111,3 +118,15 @@ class CallReplayer:
         found = next((place for place in places if self._recorded[place].equals(call)), None)
         self._next = self._next if found is None else found + 1
         return found
+
+
+class CallCounter:
+    """Lets calls pass, each a request of its own, and counts them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def answer(self, calls: list[BranchCall], predict: Predict) -> list[Tensor]:
+        """Return the predictions for ``calls``."""
+        self.count += 1
+        return predict(calls)

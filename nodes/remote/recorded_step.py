@@ -10,23 +10,32 @@ from typing import Any
 
 from torch import Tensor
 
+from .record_replay import CallCounter, CallRecorder, CallReplayer
 from .transformer import RemoteTransformer
 
 
 def one_request_per_step(executor: Any, model: Any, conds: Any, x_in: Tensor, timestep: Tensor, options: Any) -> Any:
-    """Run ``calc_cond_batch`` twice, recording and replaying."""
+    """Run ``calc_cond_batch`` twice, recording and replaying, or once where it makes one call anyway."""
     remote: RemoteTransformer = model.diffusion_model
     if remote.recording_now:
         return executor.original(_bare(model), conds, x_in, timestep, _without_wrapper(options))
-    if remote.intercepting:
+    if remote.intercepting or sum(len(prompts or ()) for prompts in conds) < 2:
         return executor(model, conds, x_in, timestep, options)
+    if remote.one_call:
+        with remote.intercepted(CallCounter()) as counter:
+            out = executor(model, conds, x_in, timestep, options)
+        remote.one_call = counter.count < 2
+        return out
     hooks = model.current_patcher.current_hooks
-    with remote.recording() as calls:
+    with remote.intercepted(CallRecorder()) as recorder:
         executor.original(_bare(model), conds, x_in, timestep, _without_wrapper(options))
     # So that the hooks of the first prompt count as applied anew, for callbacks that ask for it.
     model.current_patcher.patch_hooks(hooks)
-    with remote.replaying(calls):
-        return executor(model, conds, x_in, timestep, options)
+    with remote.intercepted(CallReplayer(recorder.calls)) as replayer:
+        out = executor(model, conds, x_in, timestep, options)
+    if remote.one_call is None:
+        remote.one_call = replayer.together
+    return out
 
 
 def _without_wrapper(model_options: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class StandInLayers:
         """Return the name of the first layer that a node has changed, as in ``named_modules``; None without one."""
         now: dict[str, nn.Module] = dict(self.module.named_modules())
         for name, before in self._before.items():
-            if name not in now or not _same(_state(now[name]), before):
+            if name not in now or not _same(_held(now[name]), before):
                 return name
         added = [name for name in now if name not in self._before]
         return added[0] if added else None
@@ -92,20 +92,28 @@ def _refuse(action: str, layer: str, *args: Any, **kwargs: Any) -> NoReturn:
     raise layers_unavailable(f"a node {action} the layer {layer}")
 
 
-def _state(layer: nn.Module) -> dict[str, Any]:
-    """Return a layer's class and what it holds, with copies of dicts and lists: hooks and children are in these."""
+def _held(layer: nn.Module) -> dict[str, Any]:
+    """Return a layer's class and what it holds."""
     held = {name: value for name, value in vars(layer).items() if name not in _IGNORED}
-    copied = {name: value.copy() if isinstance(value, dict | list) else value for name, value in held.items()}
-    return {"__class__": type(layer), **copied}
+    held["__class__"] = type(layer)
+    return held
+
+
+def _state(layer: nn.Module) -> dict[str, Any]:
+    """Return ``_held`` with copies of dicts and lists: hooks and children are in these."""
+    return {name: value.copy() if isinstance(value, dict | list) else value for name, value in _held(layer).items()}
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(_same_value(value, other[name]) for name, value in one.items())
+    if one.keys() != other.keys():
+        return False
+    # What is the same object needs no call: a large model has ten thousand of these dicts.
+    return all(_same_value(value, other[name]) for name, value in one.items() if value is not other[name])
 
 
 def _same_value(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
-        return _same(one, other)
+        return (not one and not other) or _same(one, other)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same_value, one, other))
     return one is other or (_is_plain(one) and one == other)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from ..bridges.refusals import (
 from ..bridges.skipped_layers import skipped_blocks
 from .layer_path import Layers
 from .looks_native import LooksNative
-from .record_replay import BranchCall, CallRecorder, CallReplayer, chunks, requests_of
+from .record_replay import BranchCall, CallCounter, CallRecorder, CallReplayer, chunks, requests_of
 from .stand_in_layers import StandInLayers, stand_in_weights
 from .weight_changes import WeightChanges
 
@@ -40,8 +40,8 @@ DTYPES: dict[str, torch.dtype] = {
 CONTROLNET_TEXT = "crossattn_controlnet"
 """A prompt that ComfyUI passes to every transformer, and only a ControlNet uses."""
 
-_signature = cache(inspect.signature)  # two are asked for in every call
-
+Interceptor = CallRecorder | CallReplayer | CallCounter
+Intercepting = TypeVar("Intercepting", bound=Interceptor)
 
 _signature = cache(inspect.signature)
 """By function. A pure memo, not state: every call of a model asks for it."""
@@ -57,6 +57,7 @@ class RemoteTransformer(LooksNative, nn.Module):
         weight_prefix: the beginning of the weights' names in ComfyUI's MODEL.
         weights: names and shapes of ComfyUI's weights.
         changes: what is changed in the weights during the next calls.
+        one_call: whether ComfyUI puts all branches of a step into one call. None before a sampling has shown it.
     """
 
     weight_prefix = "diffusion_model."
@@ -69,8 +70,9 @@ class RemoteTransformer(LooksNative, nn.Module):
         self.changes = WeightChanges()
         self._stand_ins = StandInLayers(nn.Module() if module is None else module)
         self._paths = Layers(weights=stand_in_weights(self.weights.tensors), classes=self._stand_ins.classes)
-        self._interceptor: CallRecorder | CallReplayer | None = None
-        self._checked: set[type] = set()
+        self._interceptor: Interceptor | None = None
+        self._checked: set[bool] = set()
+        self.one_call: bool | None = None
         for name, value in (self._stand_ins.numbers | bridge.attributes()).items():
             setattr(self, name, value)
         self.dtype, self.channels = DTYPES[handle.spec.dtype], core_config.latent_format.latent_channels
@@ -131,8 +133,8 @@ class RemoteTransformer(LooksNative, nn.Module):
         raise layers_unavailable("a node loads weights into the model")
 
     def begin_sampling(self) -> None:
-        """Let the next calls prove that no node has wrapped layers since sampling began."""
-        self._checked = set()
+        """Let the next calls prove that no node has wrapped layers since sampling began, and how many a step has."""
+        self._checked, self.one_call = set(), None
 
     def changed_layer(self) -> tuple[str, str] | None:
         """Return the name of a layer or method of the native transformer that a node wrapped or set, and the node."""
@@ -206,23 +208,11 @@ class RemoteTransformer(LooksNative, nn.Module):
         return isinstance(self._interceptor, CallRecorder)
 
     @contextmanager
-    def recording(self) -> Iterator[list[BranchCall]]:
-        """Record the calls inside the ``with`` block and answer them with zeros. Yields the list of recorded calls."""
-        recorder = CallRecorder()
-        with self._intercept(recorder):
-            yield recorder.calls
-
-    @contextmanager
-    def replaying(self, recorded: list[BranchCall]) -> Iterator[None]:
-        """Answer each call inside the ``with`` block with its prediction from a single request for all ``recorded``."""
-        with self._intercept(CallReplayer(recorded)):
-            yield
-
-    @contextmanager
-    def _intercept(self, interceptor: CallRecorder | CallReplayer) -> Iterator[None]:
+    def intercepted(self, interceptor: Intercepting) -> Iterator[Intercepting]:
+        """Let a ``CallRecorder``, ``CallReplayer`` or ``CallCounter`` answer the calls inside the ``with`` block."""
         before, self._interceptor = self._interceptor, interceptor
         try:
-            yield
+            yield interceptor
         finally:
             self._interceptor = before
 
@@ -253,9 +243,8 @@ class RemoteTransformer(LooksNative, nn.Module):
 
         Not at every call, because the check takes 10 ms for a thousand layers.
         """
-        how = type(self._interceptor)
-        if how not in self._checked:
-            self._checked.add(how)
+        if self.recording_now not in self._checked:
+            self._checked.add(self.recording_now)
             check_changed_layer(self.changed_layer())
 
     def request(self, calls: list[BranchCall]) -> list[Tensor]:

@@ -24,23 +24,24 @@ _NAMESPACE = "parallel_dit"
 class Place:
     """An attention module of a compiled block.
 
+    Args:
+        each_sample: whether the module calls attention separately for each sample.
+
     Attributes:
-        route: the attention that it is routed to, and whether it calls it separately for each sample; None outside of
-            a denoiser call, where it computes torch's.
+        attention: where its attention is routed to; None outside of a denoiser call, where it computes torch's.
         calls: how often the block that computes has called it.
     """
 
-    def __init__(self) -> None:
-        self.route: tuple[Callable[..., Tensor], bool] | None = None
-        self.calls = 0
+    def __init__(self, each_sample: bool) -> None:
+        self.each_sample, self.calls = each_sample, 0
+        self.attention: Callable[..., Tensor] | None = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Compute attention where the place is routed to."""
         self.calls += 1
-        if self.route is None:
+        if self.attention is None:
             return F.scaled_dot_product_attention(query, key, value, scale=scale)
-        attention, each_sample = self.route
-        return attention(query, key, value, scale=scale, sample=self.calls - 1 if each_sample else None)
+        return self.attention(query, key, value, scale=scale, sample=self.calls - 1 if self.each_sample else None)
 
 
 PLACES: WeakKeyDictionary[nn.Module, Place] = WeakKeyDictionary()
@@ -65,7 +66,7 @@ def computing(places: Sequence[Place]) -> Iterator[None]:
     finally:
         _COMPUTING.pop()
     for place in places:
-        if place.calls == 0 or (place.calls > 1 and not (place.route and place.route[1])):
+        if place.calls == 0 or (place.calls > 1 and not place.each_sample):
             raise BackendFailure(f"a compiled block called attention {place.calls} times instead of once")
 
 

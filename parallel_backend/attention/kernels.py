@@ -1,13 +1,13 @@
 """The attention kernels. To add one, add a class here and an entry to ``KERNELS``.
 
-Each computes ``softmax(q k^T * scale) v`` for q, k and v ``[B, heads, tokens, head_dim]``. ``with_lse`` also returns
-the log of the softmax's denominator (the log-sum-exp), ``[B, heads, query tokens]`` in float32. Ring attention merges
-partial results with it.
+Each computes ``softmax(q k^T * scale) v`` for q, k and v ``[B, heads, tokens, head_dim]``. k and v may have fewer
+heads, each of which equally many successive query heads share. ``with_lse`` also returns the log of the softmax's
+denominator (the log-sum-exp), ``[B, heads, query tokens]`` in float32. Ring attention merges partial results with it.
 """
 
 import inspect
 from collections.abc import Collection
-from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -17,30 +17,17 @@ from torch.nn.attention import SDPBackend
 
 from .. import packages
 from ..errors import BrokenPackage, InvalidRequest
-from . import amd
-from .amd import Operator
-from .flash_package import call_package, flash_package
+from . import amd, torch_operators
+from .flash_package import flash_package
+from .torch_operators import HeadSizes
+from .trial import runs
 
 _HALF = (torch.float16, torch.bfloat16)
-_AMPERE = (8, 0)
-"""Lowest CUDA compute capability of all kernels except torch's memory-efficient attention, which needs less."""
-_HEAD_DIM_STEP = 8
-"""torch's CUDA kernels need head sizes that are multiples of this."""
+_HOPPER = (9, 0)
+"""Lowest CUDA compute capability with which cuDNN is faster than FlashAttention 2. Blackwell's are higher."""
+_PROBED_TOKENS = 256
+"""Tokens for which torch is asked what it picks. Its choice by device and head size is the same for longer rows."""
 _GET_SAGE = "install version 2 from https://github.com/thu-ml/SageAttention (PyPI has version 1)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadSizes:
-    """The head sizes that a kernel supports: multiples of ``step``, up to ``maximum``."""
-
-    maximum: int
-    step: int = 1
-
-    def __contains__(self, size: int) -> bool:
-        return size <= self.maximum and size % self.step == 0
-
-    def __str__(self) -> str:
-        return f"up to {self.maximum}" + (f" in multiples of {self.step}" if self.step > 1 else "")
 
 
 class Kernel(Protocol):
@@ -79,16 +66,20 @@ class Sdpa:
         if query.device.type == "cpu":
             # It reads the keys once for every block of queries, which is faster if each head's keys are contiguous.
             key, value = key.contiguous(), value.contiguous()
-        return F.scaled_dot_product_attention(query, key, value, scale=scale)
+        key, value = torch_operators.for_choice(query, key, value, scale)
+        shares = torch_operators.share_keys(query, key)
+        return F.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=shares)
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
         """Calls the operators that the function above dispatches to."""
         if query.device.type == "cpu":
+            key, value = torch_operators.for_choice(query, key, value, scale)
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
         elif torch.version.hip is not None:
-            out, lse = amd.with_lse(query, key, value, scale, (_torch_flash, _efficient))
+            operators = torch_operators.flash, torch_operators.efficient
+            out, lse = amd.with_lse(query, *torch_operators.with_all_heads(query, key, value), scale, operators)
         else:
-            out, lse = _torchs_choice(query, key, value, scale)(query, key, value, scale)
+            out, lse = torch_operators.picked_operator(query, key, value, scale)(query, key, value, scale)
         return out, lse[..., : query.shape[2]].float()
 
 
@@ -99,7 +90,7 @@ class Flash:
     """
 
     stock = False
-    head_sizes = HeadSizes(maximum=256, step=8)
+    head_sizes = torch_operators.FLASH_HEADS
 
     def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
         if device.type == "cuda" and torch.version.hip is not None and flash_package(device) is None:
@@ -112,8 +103,8 @@ class Flash:
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
         package = flash_package(query.device)
         if package is None:
-            return _torch_flash(query, key, value, scale)
-        return call_package(package, query, key, value, scale)
+            return torch_operators.flash(query, key, value, scale)
+        return package(query, key, value, scale)
 
 
 class Cudnn:
@@ -131,7 +122,8 @@ class Cudnn:
         return self.with_lse(query, key, value, scale)[0]
 
     def with_lse(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-        return _cudnn(query, key, value, scale)
+        # Which versions of it take fewer key heads than query heads is not known.
+        return torch_operators.cudnn(query, *torch_operators.with_all_heads(query, key, value), scale)
 
 
 class Sage:
@@ -162,6 +154,8 @@ class Sage:
     @staticmethod
     def _run(query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, return_lse: bool) -> Any:
         attend = packages.load("sageattention").sageattn
+        if return_lse:  # its correction of the log-sum-exp takes as many key heads as query heads
+            key, value = torch_operators.with_all_heads(query, key, value)
         result: Any = attend(query, key, value, tensor_layout="HND", sm_scale=scale, return_lse=return_lse)
         return result
 
@@ -175,14 +169,15 @@ AUTO = "auto"
 def choose(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Collection[int]) -> Kernel:
     """Return the kernel of a name.
 
-    ``auto`` is FlashAttention if its package is installed and supports the model and the device, otherwise ``sdpa``.
+    ``auto`` is FlashAttention 3 on Hopper if its package is installed. Otherwise it is cuDNN on Hopper and Blackwell,
+    and FlashAttention 2 on other GPUs if its package is installed. What does not support the model or the device is
+    left out, and ``sdpa`` is what remains.
 
     Raises:
         InvalidRequest: there is no kernel of that name, or it cannot run here; the message says what would work.
     """
     if name == AUTO:
-        use_flash = not _refusal("flash", device, dtype, head_sizes) and flash_package(device) is not None
-        return KERNELS["flash" if use_flash else "sdpa"]
+        return KERNELS[_fastest(device, dtype, head_sizes)]
     if name not in KERNELS:
         raise InvalidRequest(f"unknown attention {name!r}: use {AUTO}, {', '.join(KERNELS)}")
     refusal = _refusal(name, device, dtype, head_sizes)
@@ -190,6 +185,30 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Coll
         works = [other for other in KERNELS if not _refusal(other, device, dtype, head_sizes)]
         raise InvalidRequest(f"attention {name!r} cannot be used: {refusal}; {', '.join(works)} would work here")
     return KERNELS[name]
+
+
+def _fastest(device: torch.device, dtype: torch.dtype, head_sizes: Collection[int]) -> str:
+    """Return the name of the fastest exact kernel."""
+    package = None if _refusal("flash", device, dtype, head_sizes) else flash_package(device)
+    if package and package.version == 3:
+        return "flash"
+    if not _refusal("cudnn", device, dtype, head_sizes) and torch.cuda.get_device_capability(device) >= _HOPPER:
+        if all(_torch_picks_cudnn(device, dtype, size) for size in head_sizes):
+            return "sdpa"  # the same, and one rank alone need not redirect a model's attention
+        if _cudnn_runs(device):
+            return "cudnn"
+    return "flash" if package else "sdpa"
+
+
+@cache
+def _torch_picks_cudnn(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    tokens = torch.empty(1, 1, _PROBED_TOKENS, head_size, dtype=dtype, device=device)
+    return torch_operators.picked(tokens, tokens, tokens, None) == SDPBackend.CUDNN_ATTENTION
+
+
+@cache
+def _cudnn_runs(device: torch.device) -> bool:
+    return runs("cuDNN's attention", torch_operators.cudnn, device)
 
 
 def _refusal(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Collection[int]) -> str | None:
@@ -202,47 +221,6 @@ def _refusal(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Co
     return f"it supports head sizes {kernel.head_sizes}, and this model has a head size of {unsupported[0]}"
 
 
-def _torchs_choice(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Operator:
-    """Return the operator that ``scaled_dot_product_attention`` picks, if it takes these heads without padding.
-
-    torch's memory-efficient attention covers the other cases.
-    """
-    choice = SDPBackend(torch.ops.aten._fused_sdp_choice(query, key, value, scale=scale))
-    if choice == SDPBackend.CUDNN_ATTENTION:
-        return _cudnn
-    takes_heads = query.shape[-1] in Flash.head_sizes
-    return _torch_flash if choice == SDPBackend.FLASH_ATTENTION and takes_heads else _efficient
-
-
-def _torch_flash(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)[:2]
-    return out, lse
-
-
-def _cudnn(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-    out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        query, key, value, None, compute_log_sumexp=True, scale=scale
-    )[:2]
-    return out, lse.view(query.shape[:3]).float()
-
-
-def _efficient(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-    """torch's memory-efficient attention, with heads zero-padded to a size that it supports.
-
-    Where torch emulates bfloat16 it has no kernel for it, so it runs in float32.
-    """
-    head_dim, dtype = query.shape[-1], query.dtype
-    if dtype == torch.bfloat16 and torch.cuda.get_device_capability(query.device) < _AMPERE:
-        query, key, value = query.float(), key.float(), value.float()
-    scale = head_dim**-0.5 if scale is None else scale
-    if head_dim % _HEAD_DIM_STEP:
-        query, key, value = (F.pad(tensor, (0, -head_dim % _HEAD_DIM_STEP)) for tensor in (query, key, value))
-    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, None, compute_log_sumexp=True, scale=scale
-    )[:2]
-    return out[..., :head_dim].to(dtype), lse
-
-
 def _needs_nvidia() -> str | None:
     return None if torch.version.hip is None else "it needs an NVIDIA GPU, and this is AMD's build of torch"
 
@@ -250,7 +228,7 @@ def _needs_nvidia() -> str | None:
 def _needs_half_on_cuda(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cuda":
         return f"it needs a CUDA GPU and the ranks are on {device.type}"
-    if torch.version.hip is None and torch.cuda.get_device_capability(device) < _AMPERE:
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < torch_operators.AMPERE:
         name = torch.cuda.get_device_name(device)
         return f"it needs an NVIDIA GPU of the Ampere generation or newer, and this is a {name}"
     if dtype not in _HALF:

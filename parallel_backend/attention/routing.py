@@ -24,17 +24,14 @@ class Attention(Protocol):
     """Computes attention in place of ``scaled_dot_product_attention``.
 
     A module calls it with q, k and v of this rank's tokens, ``[B, heads, local tokens, head_dim]``, and gets the
-    attention output in the same shape. ``sample`` is the index in the batch of the single sample that they hold; None
+    attention output in the shape of q. k and v may have fewer heads, each of which successive query heads share.
+    ``sample`` is the index in the batch of the single sample that they hold; None
     if they hold the whole batch. Masks are not passed in: the implementation knows all ranks' masks.
     """
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None
     ) -> Tensor: ...
-
-
-Route = tuple[nn.Module, Attention, bool]
-"""A module, the attention it is routed to, and whether it calls attention separately for each sample."""
 
 
 class _Redirect:
@@ -59,9 +56,9 @@ class _Redirect:
         enable_gqa: bool = False,
     ) -> Tensor:
         """Stands for ``torch.nn.functional.scaled_dot_product_attention``."""
-        if attn_mask is not None or dropout_p or is_causal or enable_gqa:
+        if attn_mask is not None or dropout_p or is_causal:
             raise BackendFailure(
-                "a module called attention with a mask, dropout, is_causal or enable_gqa, which is not supported here"
+                "a module called attention with a mask, dropout or is_causal, which is not supported here"
             )
         self.calls += 1
         return self.attention(query, key, value, scale=scale, sample=self.calls - 1 if self.each_sample else None)
@@ -185,6 +182,29 @@ def compilable(module: nn.Module, number: int) -> tuple[str, Any]:
     return "processor", _as_class(processor, _compiled_class(type(processor), number))
 
 
+class Route:
+    """Where the attention of a module goes. What stands in its place is made once, so keep a route for many calls.
+
+    Args:
+        each_sample: whether the module calls attention separately for each sample.
+    """
+
+    def __init__(self, module: nn.Module, attention: Attention, each_sample: bool) -> None:
+        self.module, self.attention, self.each_sample = module, attention, each_sample
+        self._made: tuple[Any, tuple[str, Any]] | None = None
+
+    def replacement(self) -> tuple[str, Any]:
+        """Return what to set on the module; made anew where the module has another processor.
+
+        Raises:
+            BackendFailure: the module computes attention in a way that is not known.
+        """
+        processor = getattr(self.module, "processor", None)
+        if self._made is None or self._made[0] is not processor:
+            self._made = processor, _replacement(self.module, self.attention, self.each_sample)
+        return self._made[1]
+
+
 class Routed:
     """A module's ``forward`` with its attention redirected.
 
@@ -215,19 +235,20 @@ def routed(routes: Iterable[Route]) -> Iterator[None]:
         BackendFailure: a module computes attention in a way that is not known.
     """
     with ExitStack() as stack:
-        for module, attention, each_sample in routes:
-            place = PLACES.get(module)
-            if place is not None:
-                set_until_exit(stack, place, "route", (attention, each_sample))
-                continue
-            set_until_exit(stack, module, *_replacement(module, attention, each_sample))
+        for route in routes:
+            place = PLACES.get(route.module)
+            if place is None:
+                set_until_exit(stack, route.module, *route.replacement())
+            else:
+                set_until_exit(stack, place, "attention", route.attention)
         yield
 
 
 def set_until_exit(stack: ExitStack, module: object, name: str, value: Any) -> None:
     """Set an attribute of an object until the stack closes. What others have set on the instance comes back then."""
-    if name in vars(module):
-        stack.callback(setattr, module, name, vars(module)[name])
+    names = vars(module)  # without a module's own slow way, which looks for parameters
+    if name in names:
+        stack.callback(names.__setitem__, name, names[name])
     else:
-        stack.callback(delattr, module, name)
-    setattr(module, name, value)
+        stack.callback(names.__delitem__, name)
+    names[name] = value

@@ -17,6 +17,9 @@ from ..protocol.frames import TensorMeta
 from ..vaes import MIN_TILE, VAE
 from .spatial import RowSplit
 
+_WRITTEN_VALUES = 2**25
+"""Values that are copied from a GPU at once, at most, but for those of a frame: 128 MiB."""
+
 ProgressCallback = Callable[[int, int], None]
 """Called after each progress unit (see ``VAE.decode_progress_units``), with the number of finished units and the total.
 
@@ -121,14 +124,17 @@ def encode(
     samples = samples[:, :frames] if samples.ndim == 5 else samples
     unit_done = _progress_counter(on_progress, len(samples) * vae.encode_progress_units(module, frames))
     latents = [
-        vae.encode(module, sample[None].to(module.dtype).movedim(-1, 1) * 2.0 - 1.0, unit_done) for sample in samples
+        # As in ComfyUI, pixels are rounded to the VAE's dtype after they are in -1..1.
+        vae.encode(module, (sample[None].movedim(-1, 1) * 2.0 - 1.0).to(module.dtype), unit_done)
+        for sample in samples
     ]
-    latent = torch.cat(latents).float()
+    latent = torch.cat(latents)
     if split:
         blocks = split.gather(latent, latent.ndim - 2)
         if not blocks:
             return torch.empty(0)
         latent = torch.cat(blocks, dim=-2)
+    latent = latent.float()
     return rearrange(latent, "(b t) c h w -> b c t h w", b=pixels.shape[0]) if frame_by_frame else latent
 
 
@@ -141,7 +147,8 @@ def _progress_counter(on_progress: ProgressCallback, total: int) -> Callable[[],
 class _PixelWriter:
     """Writes the decoded frames of samples, in order, into one tensor ``[N, T', H', W', 3]``.
 
-    With ``split``, rank 0 gathers all ranks' rows, and other ranks have no result.
+    With ``split``, rank 0 gathers all ranks' rows, and other ranks have no result. Frames go from a GPU to pinned
+    memory while it computes the next ones, and the host waits for them when those are queued.
 
     Args:
         samples: latents ``[N, C, T, H, W]`` or ``[N, C, H, W]``; only this rank's rows of them if ``split`` is given.
@@ -155,7 +162,9 @@ class _PixelWriter:
         self._total, self._written = len(samples) * vae.pixel_frames(frames), 0
         full_height = split.from_local(height).total if split else height
         shape = (len(samples), vae.pixel_frames(frames), full_height, width, 3)
+        self._at_once = max(1, _WRITTEN_VALUES // (full_height * width * 3))
         self._pixels = torch.empty(0 if split and split.axis.index else shape)
+        self._arrive: Callable[[], None] = lambda: None
 
     def write(self, frames: Tensor) -> None:
         """Write the next frames, ``[1, 3, t, H', W']`` in -1..1.
@@ -169,17 +178,30 @@ class _PixelWriter:
                 f"the VAE gives pixels of shape {list(pixels.shape)}, but its config.json promises "
                 f"{[self._total - self._written, *self._frame_shape]}: the config does not belong to the weights"
             )
-        for i, frame in enumerate(pixels, self._written):
-            self._write_frame(i, self._split.gather(frame, 0) if self._split else [frame])
-        self._written += len(pixels)
+        for several in pixels.split(self._at_once):
+            blocks = self._split.gather(several, 1) if self._split else [several]
+            if blocks:
+                self._start([block.float().add(1.0).div_(2.0).clamp_(0.0, 1.0) for block in blocks])
+            self._written += len(several)
 
-    def _write_frame(self, index: int, blocks: Sequence[Tensor]) -> None:
-        """Write one frame from its blocks of rows, from the top down. ``blocks`` is empty on ranks without a result."""
-        begin = 0
+    def _start(self, blocks: Sequence[Tensor]) -> None:
+        """Start copying frames from their blocks of rows, from the top down; wait for the frames before them."""
+        wholes, begin = self._pixels.flatten(0, 1)[self._written :], 0
+        copies: list[tuple[Tensor, Tensor]] = []
         for block in blocks:
-            target = self._pixels.flatten(0, 1)[index, begin : begin + len(block)]
-            target.copy_(((block.float() + 1.0) / 2.0).clamp_(0.0, 1.0))
-            begin += len(block)
+            target = wholes[: len(block), begin : begin + block.shape[1]]
+            copies.append((target, block.to("cpu", non_blocking=True)))  # torch makes it in pinned memory
+            begin += block.shape[1]
+        copied = torch.cuda.current_stream(blocks[0].device).record_event() if blocks[0].is_cuda else None
+        self._arrive()
+
+        def arrive() -> None:
+            if copied:
+                copied.synchronize()
+            for target, values in copies:
+                target.copy_(values)
+
+        self._arrive = arrive
 
     def result(self) -> Tensor:
         """Return all pixels; an empty tensor on ranks without a result.
@@ -189,4 +211,5 @@ class _PixelWriter:
         """
         if self._written < self._total:
             raise InvalidRequest(f"the VAE gave {self._written} frames, but its config.json promises {self._total}")
+        self._arrive()
         return self._pixels

@@ -1,5 +1,6 @@
 """Blocking calls to the backend, for ComfyUI's process: imports neither diffusers nor torch.distributed."""
 
+import contextlib
 import os
 import socket
 from collections.abc import Mapping
@@ -11,12 +12,14 @@ from ..errors import BackendError
 from ..other_machines import machines
 from ..protocol.endpoint import Endpoint
 from ..protocol.hosts import HostStatus
-from ..protocol.messages import RankRequest
+from ..protocol.messages import Forward, RankRequest
+from ..protocol.run_key import run_key
 from ..protocol.status import Status
 from . import query
 from .constant_tensors import ConstantTensors
-from .exchange import Exchange, Interrupted, OnProgress, Timeouts, ignore, never
+from .exchange import Exchange, Interrupted, OnProgress, RunEnded, Timeouts, ignore, never
 from .launch import connect_or_start
+from .open_run import OpenRun
 from .retry import RetriedRequest
 
 HOSTS_TIMEOUT = 5.0
@@ -34,7 +37,7 @@ class Client:
         idle_timeout: float | None = None,
     ) -> None:
         self.endpoint, self.timeouts = endpoint or Endpoint.default(), timeouts or Timeouts()
-        self._idle_timeout, self._constants = idle_timeout, ConstantTensors()
+        self._idle_timeout, self._constants, self._run = idle_timeout, ConstantTensors(), OpenRun()
 
     def call(
         self,
@@ -76,13 +79,28 @@ class Client:
         message, files = replace(message, model=model), dict[str, str]()
         if self.remote:
             message, files = machines("links.request_files").to_be_sent(message)
+        metas = self._constants.describe(message, tensors)
+        key = run_key(message, metas) if isinstance(message, Forward) else None
+        with contextlib.suppress(RunEnded):
+            reply = self._run.step(key, tensors, interrupted=interrupted, on_progress=on_progress)
+            if reply is not None:
+                return reply
+        if isinstance(message, Forward):
+            message = replace(message, steps=key is not None)
         exchange = Exchange(
-            endpoint=self.endpoint, timeouts=self.timeouts, message=message, tensors=tensors,
-            metas=self._constants.describe(message, tensors), files=files, interrupted=interrupted,
-            on_progress=on_progress,
+            endpoint=self.endpoint, timeouts=self.timeouts, message=message, tensors=tensors, metas=metas, files=files,
+            interrupted=interrupted, on_progress=on_progress,
         )  # fmt: skip
-        with self._connect(interrupted) as sock:
-            return exchange.run(sock)
+        with contextlib.ExitStack() as at_end:
+            sock = at_end.enter_context(self._connect(interrupted))
+            reply = exchange.run(sock)
+            at_end.pop_all()
+        self._run.keep(key, exchange, sock)
+        return reply
+
+    def end_run(self) -> None:
+        """Say that no further step follows, so that the ranks are free at once. Without it they wait a few seconds."""
+        self._run.end()
 
     @property
     def remote(self) -> bool:

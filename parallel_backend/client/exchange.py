@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,7 +13,8 @@ from ..other_machines import machines
 from ..protocol import deadlines, frames
 from ..protocol.endpoint import Endpoint
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import Cancel, Continue, Done, Outcome, Progress, RankRequest
+from ..protocol.messages import Cancel, Continue, Done, Outcome, Progress, RankRequest, Step
+from ..protocol.run_key import is_changing
 from ..protocol.tensors import is_sent, recv_tensors, send_tensors
 from . import query
 from .launch import START_TIMEOUT
@@ -59,13 +60,17 @@ class NotAccepted(BackendUnavailable):
     """The connection broke before the supervisor accepted the request: the backend was about to end."""
 
 
+class RunEnded(Exception):
+    """The ranks take no further step of a run on its connection. The step has not been carried out."""
+
+
 class _Interrupted(Exception):
     """The caller interrupted the request."""
 
 
 @dataclass(kw_only=True)
 class Exchange:
-    """A request that is ready to be sent.
+    """A request that is ready to be sent, and the further steps on its connection.
 
     Attributes:
         endpoint: where the backend is.
@@ -90,46 +95,90 @@ class Exchange:
     def __post_init__(self) -> None:
         self._header = frames.pack(frames.Frame(message=self.message, tensors=self.metas))
         self._last_poll, self._accepted = 0.0, False
+        self.open = False
 
     def run(self, sock: socket.socket) -> dict[str, Tensor]:
         """Send the request, report its progress, and return the reply's tensors.
+
+        Afterwards ``open`` says whether ``step`` may follow.
 
         Raises:
             NotAccepted: the backend was about to end.
             BackendError: see ``Client.call``.
         """
+        done = BackendFailure("the backend finished the request, but the connection broke during its reply")
+        return self._carried_out(sock, self._exchange, done)
+
+    def step(
+        self, sock: socket.socket, tensors: Mapping[str, Tensor], *, interrupted: Interrupted, on_progress: OnProgress
+    ) -> dict[str, Tensor]:
+        """Run the request again with other tensors of those that change. See ``run``.
+
+        Raises:
+            RunEnded: the ranks had ended the run before.
+        """
+        self.tensors, self.interrupted, self.on_progress, self.open = tensors, interrupted, on_progress, False
+        return self._carried_out(sock, self._next_step, RunEnded())
+
+    def _carried_out(
+        self, sock: socket.socket, carry_out: Callable[[socket.socket], dict[str, Tensor]], done: Exception
+    ) -> dict[str, Tensor]:
+        """Return the reply's tensors. If the connection breaks although the ranks are done, raise ``done``."""
         try:
-            return self._exchange(sock)
+            return carry_out(sock)
         except _Interrupted:
             self._cancel(sock)
             raise Cancelled("the request was cancelled") from None
         except ConnectionError as error:
-            raise self._cause() from error
+            raise (self._cause() or done) from error
+
+    def _next_step(self, sock: socket.socket) -> dict[str, Tensor]:
+        sending = deadlines.Deadline(self.timeouts.send, "sending a step to the backend")
+        metas = tuple(meta for meta in self.metas if is_changing(meta))
+        header = frames.pack(frames.Frame(message=Step(), tensors=metas))
+        try:
+            deadlines.send_all(sock, header, deadline=sending, poll=self._poll)
+            self._send_tensors(sock, metas, (), sending)
+        except ConnectionError:
+            raise RunEnded from None
+        self.on_progress(Progress(phase="accepted", value=0, total=1), {})
+        return self._reply(sock, deadlines.Deadline(self.timeouts.silence, "waiting for a message from the ranks"))
 
     def _exchange(self, sock: socket.socket) -> dict[str, Tensor]:
         timeouts = self.timeouts
         sending = deadlines.Deadline(timeouts.send, "sending a request to the backend")
         frames.send_header(sock, self._header, deadline=sending, poll=self._poll)
         # The supervisor answers at once and then sends keepalives; the ranks may be silent for longer.
-        silence = deadlines.Deadline(timeouts.connect, "waiting for the backend to accept a request")
+        return self._reply(sock, deadlines.Deadline(timeouts.connect, "waiting for the backend to accept a request"))
+
+    def _reply(self, sock: socket.socket, silence: deadlines.Deadline) -> dict[str, Tensor]:
+        """Return the reply's tensors, and send those of the request once rank 0 asks for them."""
         while True:
             frame = frames.recv_header(sock, deadline=silence, poll=self._poll)
             self._accepted = True
             silence.renew()
             received = recv_tensors(sock, frame.tensors, deadline=silence, poll=self._poll)
             if isinstance(frame.message, Continue):
-                sending.renew()
-                if frame.message.missing:
-                    send_files = machines("links.sent_files").send_files
-                    send_files(sock, frame.message.missing, self.files, deadline=sending, poll=self._poll)
-                sent = [meta.name for meta in self.metas if is_sent(meta, frame.message.kept)]
-                send_tensors(sock, {name: self.tensors[name] for name in sent}, deadline=sending, poll=self._poll)
-                silence = deadlines.Deadline(timeouts.silence, "waiting for a message from the ranks")
+                self._go_on(sock, frame.message)
+                silence = deadlines.Deadline(self.timeouts.silence, "waiting for a message from the ranks")
             elif isinstance(frame.message, Progress):
                 self.on_progress(frame.message, received)
             else:
-                query.expect(frame.message, Done)
+                self.open = query.expect(frame.message, Done).open
                 return received
+
+    def _go_on(self, sock: socket.socket, message: Continue) -> None:
+        sending = deadlines.Deadline(self.timeouts.send, "sending a request to the backend")
+        if message.missing:
+            send_files = machines("links.sent_files").send_files
+            send_files(sock, message.missing, self.files, deadline=sending, poll=self._poll)
+        self._send_tensors(sock, self.metas, message.kept, sending)
+
+    def _send_tensors(
+        self, sock: socket.socket, metas: Sequence[TensorMeta], kept: Collection[str], deadline: deadlines.Deadline
+    ) -> None:
+        sent = {meta.name: self.tensors[meta.name] for meta in metas if is_sent(meta, kept)}
+        send_tensors(sock, sent, deadline=deadline, poll=self._poll)
 
     def _poll(self) -> None:
         now = time.monotonic()
@@ -151,8 +200,8 @@ class Exchange:
     def _query(self, message: object) -> None:
         query.ask(self.endpoint, message, Done, seconds=self.timeouts.connect)
 
-    def _cause(self) -> BackendError:
-        """Why the connection broke, according to the supervisor."""
+    def _cause(self) -> BackendError | None:
+        """Why the connection broke, according to the supervisor; None if the ranks have ended the request well."""
         if not self._accepted:
             return NotAccepted("the backend ended before it accepted a request")
         try:
@@ -168,4 +217,4 @@ class Exchange:
             return BackendUnavailable(f"the connection to the backend at {remote} broke") if remote else error
         except (BackendFailure, InvalidRequest) as error:
             return error
-        return BackendFailure("the backend finished the request, but the connection broke during its reply")
+        return None

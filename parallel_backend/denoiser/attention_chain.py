@@ -20,7 +20,11 @@ from ..strategies.ulysses import UlyssesAttention
 
 
 class LocalAttention:
-    """Attention over keys that are all on this rank."""
+    """Attention over keys that are all on this rank.
+
+    Where some are masked, it changes the order of the keys and values that it gets. The calling module still holds
+    these but does not read them again.
+    """
 
     def __init__(self, kernel: Kernel, key_mask: KeyMask | None) -> None:
         self.kernel, self.key_mask = kernel, key_mask
@@ -28,7 +32,9 @@ class LocalAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
         if not query.numel():
             return query
-        return attend(self.kernel, (query, key, value), scale=scale, key_mask=self.key_mask, sample=sample)
+        if self.key_mask:
+            self.key_mask.move(key, value, sample)
+        return attend(self.kernel, (query, key, value), scale=scale, key_mask=self.key_mask, sample=sample, moved=True)
 
 
 class WithoutPadding:
@@ -56,6 +62,15 @@ class WithoutPadding:
         q, k, v = (torch.cat(tensor.split(sizes, dim=2)[::2], dim=2) for tensor in (query, key, value))
         before, after = self.inner(q, k, v, scale=scale, sample=sample).split(sizes[::2], dim=2)
         return torch.cat([before, torch.zeros_like(query[:, :, :padding]), after], dim=2)
+
+
+def without_repeats(inner: Attention, repeats: int) -> Attention:
+    """Give ``inner`` one of every ``repeats`` successive heads of the keys and values, which are equal."""
+
+    def attend_once(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
+        return inner(query, key[:, ::repeats], value[:, ::repeats], scale=scale, sample=sample)
+
+    return attend_once if repeats > 1 else inner
 
 
 def attention(

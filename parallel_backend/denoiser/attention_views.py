@@ -100,24 +100,29 @@ class CachedView:
     def __init__(self, mesh: RankMesh, splits: Sequence[PatchSplit]) -> None:
         self.mesh, self.splits = mesh, splits
         self._caches: dict[tuple[int, nn.Module], KeyValues] = {}
+        self._masks: dict[tuple[int, tuple[str, ...]], KeyMask | None] = {}
 
     def routes(
         self, family: Family, branch: int, masks: Mapping[str, Tensor], kernel: Kernel, patch: int | None
     ) -> list[Route]:
         """Where each attention of ``family`` goes for a patch. With ``patch`` None, the whole row fills the cache."""
         split = self.splits[branch]
-        row_mask = cache(lambda streams: attention_chain.row_mask(split.whole, streams, masks))
 
         def chain(site: AttentionSite) -> Attention:
             keys_values = self._caches.setdefault((branch, site.module), KeyValues())
-            mask = row_mask(site.streams)
+            if (branch, site.streams) not in self._masks:  # equal for all patches; the host waits for a GPU to read it
+                self._masks[branch, site.streams] = attention_chain.row_mask(split.whole, site.streams, masks)
+            mask = self._masks[branch, site.streams]
             return attention_chain.patch_attention(self.mesh, split, patch, site.streams, mask, kernel, keys_values)
 
         return _routes(family, chain)
 
 
 def _routes(family: Family, chain: Callable[[AttentionSite], Attention]) -> list[Route]:
-    return [(site.module, chain(site), site.each_sample) for site in family.attentions]
+    return [
+        Route(site.module, attention_chain.without_repeats(chain(site), site.repeats), site.each_sample)
+        for site in family.attentions
+    ]
 
 
 def _local_patch(mesh: RankMesh, split: TokenSplit) -> TokenSplit:

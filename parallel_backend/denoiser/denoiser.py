@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,6 +28,10 @@ class Denoiser:
 
     Args:
         on_forward: called once for each forward of a transformer.
+
+    Attributes:
+        branches: those that this rank computes.
+        samples: those of each branch that this rank computes.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class Denoiser:
         self.experts, self.mesh, self.plan, self.kernel, self.on_forward = experts, mesh, plan, kernel, on_forward
         self.place = plan.layout.coordinates(mesh.all_ranks.index)
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
+        self.samples = {i: BatchSplit.samples(mesh, plan.latents[i][0], self.place) for i in range(plan.branches)}
         self._common = common_image_tokens(plan.extents)
         self._batches: list[list[int]] | None = None
         self.boundary = stage_boundary.StageBoundary(mesh.axes["pipe"], mesh.pipe_links or ())
@@ -43,12 +49,8 @@ class Denoiser:
             weights = [speed for speed in mesh.speeds("ring") for _ in range(plan.layout.ulysses)]
         self._splits = [TokenSplit.weighted(extent.streams, mesh.sequence, weights) for extent in plan.extents]
         self.full_view = FullView(mesh, self._splits)
-        self._routes: dict[int, list[Route]] = {}
+        self._routes: dict[tuple[int, int], list[Route]] = {}
         self._routed = ""
-
-    def samples(self, branch: int) -> slice:
-        """The samples of a branch that this rank computes."""
-        return BatchSplit.samples(self.mesh, self.plan.latents[branch][0], self.place)
 
     def load(self, branches: Mapping[int, Inputs]) -> None:
         """Load the weights that ``shards`` needs for these inputs, now instead of lazily."""
@@ -70,7 +72,8 @@ class Denoiser:
         predicted: dict[int, Tensor] = {}
         if self.boundary.axis.size > 1:
             predicted = {
-                i: concat([self._predict(row, i, view) for row in rows(inputs)]) for i, inputs in branches.items()
+                i: concat([self._predict(row, i, view, j) for j, row in enumerate(rows(inputs))])
+                for i, inputs in branches.items()
             }
             self.boundary.finish()
             return predicted
@@ -99,7 +102,7 @@ class Denoiser:
 
     def gather(self, shards: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The whole predictions ``[B, C, ...]`` of all branches on rank 0; empty on other ranks."""
-        by_rank = [self._shard_shapes(rank) for rank in range(self.mesh.all_ranks.size)]
+        by_rank = self._shapes_by_rank
         sends = bool(by_rank[self.mesh.all_ranks.index])
         local = concat([shard.reshape(-1) for shard in shards.values()]) if sends else self._empty()
         sizes = [sum(shape.numel() for shape in shapes.values()) for shapes in by_rank]
@@ -112,7 +115,7 @@ class Denoiser:
         ]
         return {i: self._assemble(i, parts, by_rank) for i in range(self.plan.branches)}
 
-    def _predict(self, inputs: Inputs, branch: int, view: FullView) -> Tensor:
+    def _predict(self, inputs: Inputs, branch: int, view: FullView, row: int = 0) -> Tensor:
         split, extent = view.splits[branch], self.plan.extents[branch]
         if not inputs[LATENT].shape[0]:
             tokens = split.streams[IMAGE].sizes[split.axis.index] if self.boundary.last else 0
@@ -126,20 +129,20 @@ class Denoiser:
         if not self.boundary.first:
             incoming = self.boundary.expect(stage_boundary.shapes(state), state.streams[IMAGE])
             state = state.with_streams(**incoming.wait())
-        with routed(self._routes_of(view, family, branch, state.masks)):
+        with routed(self._routes_of(view, family, (branch, row), state.masks)):
             state = family.run(state)
         if self.boundary.last:
             return family.head(state)
         self.boundary.send(state.streams)
         return self._empty().view(len(inputs[LATENT]), 0, extent.values)
 
-    def _routes_of(self, view: FullView, family: Family, branch: int, masks: Inputs) -> list[Route]:
-        """Where the attention of a branch goes. With all tokens in view it is the same in each call."""
-        if view is not self.full_view or self.boundary.axis.size > 1:  # each row of a pipeline has its own masks
-            return view.routes(family, branch, masks, self.kernel)
-        if branch not in self._routes:
-            self._routes[branch] = view.routes(family, branch, masks, self.kernel)
-        return self._routes[branch]
+    def _routes_of(self, view: FullView, family: Family, row: tuple[int, int], masks: Inputs) -> list[Route]:
+        """Where the attention of a row, or of all rows of a branch, goes. With all tokens in view it stays the same."""
+        if view is not self.full_view:
+            return view.routes(family, row[0], masks, self.kernel)
+        if row not in self._routes:
+            self._routes[row] = view.routes(family, row[0], masks, self.kernel)
+        return self._routes[row]
 
     def _family(self, branch: int, inputs: Inputs) -> Family:
         """The transformer for a branch, with its LoRAs."""
@@ -152,6 +155,10 @@ class Denoiser:
     def _empty(self) -> Tensor:
         family = self.experts.current
         return torch.empty(0, dtype=family.dtype, device=family.device)
+
+    @cached_property
+    def _shapes_by_rank(self) -> list[dict[int, torch.Size]]:
+        return [self._shard_shapes(rank) for rank in range(self.mesh.all_ranks.size)]
 
     def _shard_shapes(self, rank: int) -> dict[int, torch.Size]:
         """Shapes of what ``rank`` sends to rank 0, by branch. Of ranks with the same tokens only the first sends."""

@@ -26,6 +26,7 @@ class Experts:
     def __init__(self, checkpoint: Checkpoint, load: Load, adapters: Sequence[Adapter] = ()) -> None:
         self._boundary, self._load, self.adapters = checkpoint.boundary(), load, adapters
         self._current: Family | None = None
+        self._loaded: tuple[str, tuple[Adapter, ...]] | None = None
 
     @property
     def switch(self) -> bool:
@@ -35,16 +36,26 @@ class Experts:
     @property
     def current(self) -> Family:
         """The transformer of the last timestep; before the first one, the transformer for high noise."""
-        self._current = self._current or self._load(HIGH_NOISE, self.adapters)
-        return self._current
+        return self._current or self._changed_to(HIGH_NOISE)
 
     def at(self, timestep: Tensor) -> Family:
         """The transformer for timesteps ``[B]`` or ``[B, T]`` (0 .. 1000), which all lie on one side of the boundary.
 
         It switches as diffusers' ``WanPipeline`` does.
         """
+        name = self.name(timestep)
+        if self._current is None or self._loaded != (name, tuple(self.adapters)):
+            return self._changed_to(name)
+        return self._current
+
+    def forget(self) -> None:
+        """Ask for the transformer anew at the next call: another request may have freed it or changed its weights."""
+        self._current = None
+
+    def _changed_to(self, name: str) -> Family:
         self._current = None  # no reference is left, so the old one can be freed for the new one
-        self._current = self._load(self.name(timestep), self.adapters)
+        self._loaded = name, tuple(self.adapters)
+        self._current = self._load(name, self.adapters)
         return self._current
 
     def name(self, timestep: Tensor) -> str:

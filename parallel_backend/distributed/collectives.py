@@ -5,7 +5,7 @@ Every rank knows the size of every message in advance, so no sizes are ever sent
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ..errors import InvalidRequest
 from ..progress import PROGRESS
-from ..protocol.frames import TensorMeta
-from ..protocol.tensors import DTYPES
 from .mesh import Axis
 
 Parts = Sequence[Tensor]
@@ -27,9 +25,6 @@ PeerTensor = tuple[int, Tensor]
 
 _MAX_PENDING = 8
 """Sends that a ``PendingSends`` keeps in flight."""
-
-_ALIGN = 16
-"""Alignment in bytes of each tensor in the broadcast buffer, so that each can be viewed in its own dtype."""
 
 
 class Work(Protocol):
@@ -47,11 +42,18 @@ def concat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 def start_exchange(outgoing: Sequence[Parts], incoming: Sequence[Parts], axis: Axis) -> Sequence[Work]:
     """Start sending ``outgoing[i]`` to rank ``i`` of the axis and receiving ``incoming[i]`` from it.
 
-    All tensors are contiguous. Empty tensors and this rank's entries for itself are skipped; sender and receiver skip
-    the same ones, because both know all sizes. The caller waits for the returned works and does not touch the tensors
-    before that.
+    This rank's entries for itself are skipped; see ``start_messages``.
     """
-    sends, receives = _for_peers(outgoing, axis), _for_peers(incoming, axis)
+    return start_messages(_for_peers(outgoing, axis), _for_peers(incoming, axis), axis)
+
+
+def start_messages(sends: Iterable[PeerTensor], receives: Iterable[PeerTensor], axis: Axis) -> Sequence[Work]:
+    """Start sending tensors to other ranks of the axis, and receiving tensors from them.
+
+    All tensors are contiguous. Empty tensors are skipped; sender and receiver skip the same ones, because both know all
+    sizes. The caller waits for the returned works and does not touch the tensors before that.
+    """
+    sends, receives = ([each for each in tensors if each[1].numel()] for tensors in (sends, receives))
     if any(staged(axis, tensor) for _, tensor in (*sends[:1], *receives[:1])):
         return [_StagedExchange(sends, receives, axis)]
     return _exchange(sends, receives, axis)
@@ -89,17 +91,41 @@ class _StagedExchange:
 
 
 def _for_peers(parts_by_rank: Sequence[Parts], axis: Axis) -> list[PeerTensor]:
-    return [(i, part) for i, parts in enumerate(parts_by_rank) for part in parts if i != axis.index and part.numel()]
+    return [(i, part) for i, parts in enumerate(parts_by_rank) for part in parts if i != axis.index]
 
 
-def _exchange(sends: Iterable[PeerTensor], receives: Iterable[PeerTensor], axis: Axis) -> list[dist.Work]:
+def _exchange(sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], axis: Axis) -> Sequence[Work]:
+    if not sends and not receives:
+        return []
+    start = _coalesced if coalesces(axis, (*sends[:1], *receives[:1])[0][1]) else _batched
+    return start(sends, receives, axis)
+
+
+def coalesces(axis: Axis, tensor: Tensor) -> bool:
+    """Whether messages of this tensor's device can start as one operation. NCCL carries those of GPUs."""
+    return tensor.is_cuda and not axis.gloo
+
+
+def _coalesced(sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], axis: Axis) -> Sequence[Work]:
+    """Start all in one operation, as ``torch.distributed.batch_isend_irecv`` does in four times the host's time."""
+    group, device = axis.group, (*sends[:1], *receives[:1])[0][1].device
+    assert group is not None
+    group._start_coalescing(device)
+    for to, tensor in sends:
+        group.send([tensor], to, axis.tag)
+    for source, tensor in receives:
+        group.recv([tensor], source, axis.tag)
+    return [group._end_coalescing(device)]
+
+
+def _batched(sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], axis: Axis) -> Sequence[Work]:
     directions = ((dist.isend, sends), (dist.irecv, receives))
     ops = [
         dist.P2POp(op, tensor, axis.ranks[i], group=axis.group, tag=axis.tag)
         for op, peer_tensors in (directions[::-1] if _over_a_network() else directions)
         for i, tensor in peer_tensors
     ]
-    works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
+    works: list[dist.Work] = dist.batch_isend_irecv(ops)
     return works
 
 
@@ -113,13 +139,13 @@ def _over_a_network() -> bool:
 
 
 def send(tensor: Tensor, axis: Axis, to: int) -> Sequence[Work]:
-    """Start sending a tensor to one rank of the axis; see ``start_exchange``."""
-    return start_exchange([[tensor] if i == to else [] for i in range(axis.size)], [], axis)
+    """Start sending a tensor to another rank of the axis; see ``start_messages``."""
+    return start_messages([(to, tensor)], [], axis)
 
 
 def receive(tensor: Tensor, axis: Axis, source: int) -> Sequence[Work]:
-    """Start receiving a tensor from one rank of the axis; see ``start_exchange``."""
-    return start_exchange([], [[tensor] if i == source else [] for i in range(axis.size)], axis)
+    """Start receiving a tensor from another rank of the axis; see ``start_messages``."""
+    return start_messages([], [(source, tensor)], axis)
 
 
 class PendingSends:
@@ -150,6 +176,22 @@ def all_gather(local: Tensor, shapes: Sequence[Sequence[int]], axis: Axis) -> li
     gathered = [local if i == axis.index else local.new_empty(*shape) for i, shape in enumerate(shapes)]
     wait_all(start_exchange([[local]] * axis.size, [[part] for part in gathered], axis))
     return gathered
+
+
+def all_to_all(
+    sent: Tensor, send_sizes: Sequence[int], received: Tensor, receive_sizes: Sequence[int], axis: Axis
+) -> None:
+    """Send part ``i`` of ``sent`` to rank ``i`` of the axis, and receive its part into ``received``, in one operation.
+
+    Args:
+        sent: contiguous; the parts lie one after the other. So they do in ``received``.
+        send_sizes: number of values of each part, this rank's own included.
+        receive_sizes: the same for ``received``.
+    """
+    with PROGRESS.waiting():
+        dist.all_to_all_single(
+            received.view(-1), sent.view(-1), list(receive_sizes), list(send_sizes), group=axis.group
+        )
 
 
 def scatter(parts: Sequence[Tensor], local: Tensor, axis: Axis) -> Tensor:
@@ -243,42 +285,3 @@ def refused_alike(axis: Axis) -> Iterator[None]:
     for rank, text in zip(axis.ranks, refusals, strict=True):
         if text:
             raise InvalidRequest(text if len(set(refusals)) == 1 else f"rank {rank}: {text}")
-
-
-def broadcast_tensors(
-    metas: Sequence[TensorMeta], tensors: Mapping[str, Tensor] | None, axis: Axis, device: torch.device
-) -> dict[str, Tensor]:
-    """Copy named tensors from the axis's first rank to ``device`` on every rank, in one broadcast.
-
-    Args:
-        metas: name, dtype and shape of each tensor, on every rank.
-        tensors: the tensors, needed on the first rank only.
-        axis: the ranks that take part.
-        device: where the copies go.
-    """
-    if not metas:
-        return {}
-    if axis.size == 1:
-        assert tensors is not None
-        return {meta.name: tensors[meta.name].to(device) for meta in metas}
-    buffer = torch.empty(sum(map(_aligned_size, metas)), dtype=torch.uint8, device=device)
-    views = _views(buffer, metas)
-    if axis.index == 0:
-        assert tensors is not None
-        for name, view in views.items():
-            view.copy_(tensors[name])
-    with PROGRESS.waiting():
-        dist.broadcast(buffer, axis.ranks[0], group=axis.group)
-    return views
-
-
-def _aligned_size(meta: TensorMeta) -> int:
-    return -(-meta.nbytes // _ALIGN) * _ALIGN
-
-
-def _views(buffer: Tensor, metas: Sequence[TensorMeta]) -> dict[str, Tensor]:
-    views, offset = {}, 0
-    for meta in metas:
-        views[meta.name] = buffer[offset : offset + meta.nbytes].view(DTYPES[meta.dtype]).view(meta.shape)
-        offset += _aligned_size(meta)
-    return views

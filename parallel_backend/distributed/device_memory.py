@@ -24,6 +24,12 @@ def release_cache(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor to the CPU's memory; from a GPU to pinned memory, which is several times as fast."""
+    pinned = tensor.is_cuda and torch.cuda.is_available()
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor) if pinned else tensor.cpu()
+
+
 def in_use(gpus: Iterable[int]) -> int:
     """Return the bytes that all processes together use on these GPUs. Counts each GPU once."""
     measured = [torch.cuda.mem_get_info(index) for index in dict.fromkeys(gpus)]

@@ -159,8 +159,9 @@ def _rows(grid: Grid) -> list[tuple[int, ...]]:
 
 def _key(name: str, ranks: tuple[int, ...]) -> GroupKey:
     """Return the group of an axis. Most axes share one, since their work runs in one order on every rank."""
-    if name == _BOUNDARIES[1] and len(ranks) == 2:
-        name = _BOUNDARIES[0]  # two stages have one boundary
+    # Two stages have one boundary. All that stages send goes over their boundaries, so they need no group besides.
+    if name == "pipe" or (name == _BOUNDARIES[1] and len(ranks) == 2):
+        name = _BOUNDARIES[0]
     return GroupKey(ranks=ranks, purpose=name if name in _BESIDE else "")
 
 

@@ -1,8 +1,8 @@
 """Decode or encode on all ranks: each computes some rows, or some tiles, and rank 0 gets the result."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ..attention import kernels
 from ..autoencoder import codec, tiles
+from ..autoencoder.pace import INTERVAL, Pace
 from ..autoencoder.spatial import RowSplit, Unsplittable, split
 from ..autoencoder.tiles import Tiles, TileSpace
 from ..distributed.collectives import agree
 from ..distributed.mesh import Axis, RankMesh
 from ..distributed.mesh_cache import MeshCache
-from ..distributed.stop_flags import StopFlags
-from ..errors import Cancelled, InvalidRequest
+from ..errors import Cancelled
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
 from ..loading.components import ComponentCache
@@ -104,46 +104,45 @@ class Autoencoding:
     def _whole(self, module: Any, mesh: RankMesh, device: torch.device) -> Tensor:
         tensor = self.request.tensors[self.input] if self.request.tensors else None
         note = f"on one rank: {self.components.whole_vae}" if self.components.whole_vae else ""
-        with self._ticking(mesh.all_ranks, device, note) as tick:
-            if mesh.all_ranks.size == 1:
-                assert tensor is not None
-                return self.code(self.vae, module, tensor.to(device), tick)
-            rows = RowSplit(axis=mesh.axes["ring"], latent=Partition.even(self.height, mesh.all_ranks.size))
-            with split(module, rows, kernels.KERNELS["sdpa"]):
-                local = rows.scatter(tensor, self.request.metas[0], self.sides[0].dims[0], device)
-                return self.code(self.vae, module, local, tick, rows)
+        tick = self._ticker(mesh.all_ranks, device, note)
+        if mesh.all_ranks.size == 1:
+            assert tensor is not None
+            return self.code(self.vae, module, tensor.to(device), tick)
+        rows = RowSplit(axis=mesh.axes["ring"], latent=Partition.even(self.height, mesh.all_ranks.size))
+        with split(module, rows, kernels.KERNELS["sdpa"]):
+            local = rows.scatter(tensor, self.request.metas[0], self.sides[0].dims[0], device)
+            return self.code(self.vae, module, local, tick, rows)
 
     def _tiled(self, module: Any, mesh: RankMesh, device: torch.device) -> Tensor:
         assert self.tiles
-        # A group of its own, not the flags': messages between two ranks arrive in the order in which they are sent.
         axis = mesh.axes["ring"]
         tensor = self.request.tensors[self.input] if self.request.tensors else None
         before, after = self.sides
         take = partial(self.tiles.scatter, tensor, self.request.metas[0], before, axis, device)
         note = f"approximate: tiles of {self.request.message.tile} pixels"
-        with self._ticking(mesh.all_ranks, device, note) as tick:
-            return tiles.process_tiles(self.tiles, take, after, partial(self._tile, module), tick, axis)
+        tick = self._ticker(mesh.all_ranks, device, note)
+        return tiles.process_tiles(self.tiles, take, after, partial(self._tile, module), tick, axis)
 
     def _tile(self, module: Any, tile: Tensor) -> Tensor:
         return self.code(self.vae, module, tile, lambda done, total: None)
 
-    @contextmanager
-    def _ticking(self, axis: Axis, device: torch.device, note: str) -> Iterator[codec.ProgressCallback]:
-        """Yield a callback that reports progress, and that raises ``Cancelled`` on all ranks alike after a cancel."""
-        flags = StopFlags(axis, device, self.request.cancelled)
+    def _ticker(self, axis: Axis, device: torch.device, note: str) -> codec.ProgressCallback:
+        """Return a callback that reports progress, and that raises ``Cancelled`` on all ranks alike after a cancel.
+
+        Where bytes are counted it does so after each part, so that they do not depend on time.
+        """
+        interval = 0.0 if self.request.message.measure == "bytes" else INTERVAL
+        # Who writes frames waits for those of the part before.
+        waits = self.vae.writes_each_unit and self.output == "pixels" and not self.tiles
+        pace = Pace(axis, None if waits else device, self.request.cancelled, interval)
 
         def tick(done: int, total: int) -> None:
-            if not flags.should_continue():
-                raise Cancelled(f"{self.phase} was cancelled")
-            if done < total:
-                flags.send_next()
             PROGRESS.step(done, total)
+            if not pace.part_done() and done < total:
+                return
+            if done < total and not pace.go_on():
+                raise Cancelled(f"{self.phase} was cancelled")
             if axis.index == 0:
                 self.request.report(Progress(phase=self.phase, value=done, total=total, note=note), {})
 
-        try:
-            yield tick
-        except (Cancelled, InvalidRequest, Unsplittable):  # all ranks raise these alike
-            flags.finish()
-            raise
-        flags.finish()
+        return tick

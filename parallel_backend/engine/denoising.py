@@ -14,6 +14,7 @@ from ..denoiser.denoiser import Denoiser
 from ..denoiser.experts import Experts, Load
 from ..denoiser.plan import DenoisingPlan, split_names
 from ..distributed.collectives import agree, refused_alike
+from ..distributed.device_memory import to_cpu
 from ..distributed.mesh import RankMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest
@@ -35,7 +36,7 @@ from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
 from .request import ActiveRequest, Tensors, measured
 from .shared_tensors import share_changing, share_constant
-from .tensor_values import first_outside
+from .tensor_values import first_not_finite, first_outside
 from .validation import check_forward, check_sample
 from .working_memory import forward_bytes
 
@@ -63,6 +64,7 @@ class Denoising:
         self.kept, self.elsewhere, self.on_forward = kept, elsewhere, on_forward
         self._denoiser: Denoiser | None = None
         self._constant: Tensors = {}
+        self._names: list[dict[str, str]] = []
         self._stays = False
 
     def forward(self) -> Tensors:
@@ -74,14 +76,30 @@ class Denoising:
 
     def fits(self, request: ActiveRequest[Forward]) -> bool:
         """Whether a request that repeats this one needs no other checks than those of ``repeat``, by its timesteps."""
-        return self._denoiser is None or not self._denoiser.experts.needs_both(request.tensors or {})
+        return self._fits(request.tensors or {})
+
+    def _fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        return self._denoiser is None or not self._denoiser.experts.needs_both(tensors)
 
     def repeat(self, request: ActiveRequest[Forward]) -> Tensors:
         """Run a ``Forward`` that differs in latent and timestep alone. Its tensors are finite."""
         self.request = request
+        if self._denoiser is not None:
+            self._denoiser.experts.forget()
         for meta in request.metas:
             if meta.name in self._constant:  # others may have taken its place since
                 self.kept.add(meta.digest, self._constant[meta.name])
+        return self._predictions()
+
+    def takes(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether ``step`` takes the tensors, on rank 0. What it does not take is a request of its own."""
+        return self._fits(tensors) and first_not_finite(tensors) < 0
+
+    def step(self, tensors: Tensors | None) -> Tensors:
+        """Run the request once more, with other tensors of those that change; None on ranks other than 0."""
+        if tensors is not None:
+            tensors = {**(self.request.tensors or {}), **tensors}
+        self.request = replace(self.request, tensors=tensors)
         return self._predictions()
 
     def keep(self) -> None:
@@ -104,16 +122,17 @@ class Denoising:
         assert isinstance(message, Forward)
         if denoiser is None:
             return {}
-        branches, _ = split_names(self._shared(denoiser.mesh), message.branches)
+        shared, samples = self._shared(denoiser.mesh), denoiser.samples
         local = {
-            i: {name: tensor[denoiser.samples(i)] for name, tensor in branches[i].items()} for i in denoiser.branches
+            i: {argument: shared[name][samples[i]] for argument, name in self._names[i].items()}
+            for i in denoiser.branches
         }
         denoiser.load(local)
         with PROGRESS.phase("denoising"):
             noted = self._noted_forward(denoiser)
             with measured(message, denoiser.mesh.all_ranks, self.components.device) as measurement, noted:
                 predictions = denoiser.gather(denoiser.shards(local))
-            results = {str(i): prediction.cpu() for i, prediction in predictions.items()}
+            results = {str(i): to_cpu(prediction) for i, prediction in predictions.items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 
     def sample(self) -> Tensors:
@@ -174,6 +193,7 @@ class Denoising:
         plans |= self._plan_loads(mesh, plan)
         request, device = self.request, self.components.device
         self._constant = share_constant(request.metas, request.tensors, self.kept, mesh.all_ranks, device)
+        self._names, _ = split_names({meta.name: meta.name for meta in request.metas}, plan.branches)
         self._denoiser = Denoiser(experts, mesh, plan, kernel, self.on_forward)
 
     def _shared(self, mesh: RankMesh) -> Tensors:

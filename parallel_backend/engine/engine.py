@@ -23,6 +23,7 @@ from ..progress import LOADING, PROGRESS
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Decode, Encode, EncodeText, Forward, RankRequest, ReadWeights, Sample, Trial, Unload
 from ..protocol.model_spec import DType, ModelSpec
+from ..protocol.run_key import run_key
 from ..protocol.status import LoadedModel
 from ..step_loop.sampling_context import Report
 from . import text_encoding, trials
@@ -32,8 +33,8 @@ from .counting import counted
 from .denoising import Denoising
 from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
-from .request import ActiveRequest, Tensors
-from .runs import Runs, run_key
+from .request import ActiveRequest, NextStep, Tensors, no_step
+from .runs import Runs, further_steps
 from .shared_tensors import complete
 from .validation import read_shapes
 from .working_memory import text_bytes
@@ -83,6 +84,7 @@ class Engine:
         *,
         report: Report,
         cancelled: Callable[[], bool],
+        next_step: NextStep = no_step,
     ) -> Tensors:
         """Carry out one request.
 
@@ -93,6 +95,7 @@ class Engine:
             report: takes progress. Called on rank 0 only.
             cancelled: whether the client cancelled, read on rank 0 only. The ranks agree on it before each
                 denoiser call.
+            next_step: see ``ActiveRequest``.
 
         Returns:
             The reply's tensors on rank 0, an empty dict on other ranks.
@@ -109,7 +112,7 @@ class Engine:
             whole = None if tensors is None else complete(metas, tensors, self._kept)
             request = ActiveRequest(
                 message=message, metas=metas, tensors=whole, received=tuple(tensors or ()), report=report,
-                cancelled=cancelled,
+                cancelled=cancelled, next_step=next_step,
             )  # fmt: skip
             with torch.inference_mode():
                 return _HANDLERS[type(message)](self, request)
@@ -136,12 +139,11 @@ class Engine:
     def _forward(self, request: ActiveRequest[Forward]) -> Tensors:
         key = run_key(request.message, request.metas)
         run = self._repeated(key, request) if key else None
-        if run is not None:
-            return run.repeat(request)
-        with self._denoising(request) as first:
-            results = first.forward()
+        with run or self._denoising(request) as current:
+            results = current.repeat(request) if run else current.forward()
             if key:
-                self._runs.put(key, first)
+                results = further_steps(current, request, results, self._agreements.world)
+                self._runs.put(key, current)
         return results
 
     def _repeated(self, key: Hashable, request: ActiveRequest[Forward]) -> Denoising | None:
@@ -155,7 +157,7 @@ class Engine:
         agreed = lowest(_NOT_FINITE if bad >= 0 and can else _REPEATS if can else _ANEW, self._agreements.world)
         if agreed == _NOT_FINITE:
             raise request.not_finite(max(0, bad))
-        return run if agreed == _REPEATS else None
+        return self._runs.take(key) if agreed == _REPEATS else None
 
     def _forget_tensors(self) -> bool:
         """Forget runs and kept tensors. Return whether any tensor was kept."""

@@ -21,6 +21,14 @@ from .tensor_values import first_not_finite
 
 Tensors = dict[str, Tensor]
 
+NextStep = Callable[[Mapping[str, Tensor]], Tensors | None]
+
+
+def no_step(results: Mapping[str, Tensor]) -> Tensors | None:
+    """Ask for no further step."""
+    return None
+
+
 M = TypeVar("M", bound=RankRequest)
 
 
@@ -31,6 +39,8 @@ class ActiveRequest(Generic[M]):
     Attributes:
         tensors: all of the request's, on rank 0; None on other ranks.
         received: names of the tensors that came with this request.
+        next_step: answers with results, and returns the tensors of the next step; None if the client asks for none.
+            Only rank 0 has a client, so on other ranks it does nothing and returns None.
     """
 
     message: M
@@ -39,6 +49,7 @@ class ActiveRequest(Generic[M]):
     received: Collection[str]
     report: Report
     cancelled: Callable[[], bool]
+    next_step: NextStep = no_step
 
     @contextmanager
     def loading(self, components: ComponentCache, component: str) -> Iterator[None]:

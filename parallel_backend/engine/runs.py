@@ -1,26 +1,33 @@
 """The requests that repeat: each step of a sampler that runs in ComfyUI asks for the same with another latent."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Hashable
 
-from ..protocol.frames import TensorMeta
-from ..protocol.messages import CHANGING, Forward
+from ..distributed.collectives import agree
+from ..distributed.mesh import Axis
+from ..progress import CLIENT, PROGRESS
+from ..protocol.messages import Forward
 from .denoising import Denoising
+from .request import ActiveRequest, Tensors
 
 MOST = 4
 """Runs that may take turns, such as two models in one workflow, or a sampler in a sampler."""
 
 
-def run_key(message: Forward, metas: Sequence[TensorMeta]) -> Hashable | None:
-    """Return what the steps of a run have in common; None if nothing says that their other tensors are the same."""
-    if any(_changes(meta) != (not meta.digest) for meta in metas if not meta.same):
-        return None
-    return replace(message, request_id="-"), tuple(metas)
+def further_steps(run: Denoising, request: ActiveRequest[Forward], results: Tensors, world: Axis) -> Tensors:
+    """Answer with ``results``, and run the steps that the client then sends. Collective over the world.
 
-
-def _changes(meta: TensorMeta) -> bool:
-    return meta.name.partition(".")[2] in CHANGING
+    Returns:
+        The newest results.
+    """
+    while request.message.steps:
+        with PROGRESS.phase(CLIENT):
+            tensors = request.next_step(results)
+            goes_on = agree(int(tensors is not None and run.takes(tensors)), world)
+        if not goes_on:
+            break
+        results = run.step(tensors)
+    return results
 
 
 class Runs:
@@ -31,9 +38,11 @@ class Runs:
 
     def get(self, key: Hashable) -> Denoising | None:
         """Return the run of a key."""
-        if key in self._runs:
-            self._runs.move_to_end(key)
         return self._runs.get(key)
+
+    def take(self, key: Hashable) -> Denoising:
+        """Return the run of a key, which is about to be carried out, and which ``clear`` therefore may not release."""
+        return self._runs.pop(key)
 
     def put(self, key: Hashable, run: Denoising) -> None:
         """Keep a run. The least recently used one leaves."""

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..distributed.collectives import broadcast_tensors, gather_numbers
+from ..distributed.broadcast import broadcast_tensors
+from ..distributed.collectives import gather_numbers
 from ..distributed.mesh import Axis
 from ..protocol.frames import TensorMeta
 from .kept_tensors import KeptTensors

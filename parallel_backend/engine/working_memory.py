@@ -94,7 +94,7 @@ def _kept_bytes(plan: DenoisingPlan, place: Mapping[str, int], itemsize: int) ->
     values = 0
     for samples, extent in workload.local_branches(layout, place):
         for site in plan.geometry.sites:
-            _, heads = workload.heads(layout, site, place)
+            heads = workload.heads(layout, site, place).local_keys(place["ulysses"])
             tokens = sum(extent.streams[name] for name in site.streams)
             values += samples * extent.rows * (site.count // layout.pipe) * 2 * heads * site.head_dim * tokens
     return values * itemsize

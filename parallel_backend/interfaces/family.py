@@ -26,11 +26,14 @@ class AttentionSite:
         module: the attention module.
         streams: names of the streams that attend to one another, in the order in which the module concatenates them.
         each_sample: whether the module computes attention once per sample instead of once for the whole batch.
+        repeats: how often the module repeats each head of its keys and values, one after another, before it calls
+            attention; 1 if it leaves that to attention (``enable_gqa``), or if each query head has its own key head.
     """
 
     module: nn.Module
     streams: tuple[str, ...]
     each_sample: bool = False
+    repeats: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

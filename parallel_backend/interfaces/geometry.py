@@ -34,8 +34,8 @@ class AttentionKind:
         heads: number of attention heads, which is that of query heads.
         head_dim: features of one head.
         count: number of such layers in the model.
-        key_heads: number of key heads, a divisor of ``heads``, if query heads share them; None if each has its own. The
-            module repeats keys and values before it calls attention, so the strategies that send them count ``heads``.
+        key_heads: number of key heads, a divisor of ``heads``, if query heads share them; None if each has its own.
+            Ranks send each once (see ``AttentionSite.repeats``).
     """
 
     streams: tuple[str, ...]

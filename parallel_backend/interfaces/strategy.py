@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..layout.head_split import HeadSplit
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
 from .geometry import IMAGE, AttentionKind, Extent, Geometry
@@ -46,15 +47,13 @@ class Workload:
         counts = self.stages[place["pipe"]] if layout.pipe > 1 else [site.count for site in self.geometry.sites]
         return zip(self.geometry.sites, counts, strict=True)
 
-    def heads(self, layout: ParallelLayout, site: AttentionKind, place: Mapping[str, int]) -> tuple[int, int]:
-        """Return the number of heads that the ranks at ``place`` have outside and inside Ulysses' attention.
+    def heads(self, layout: ParallelLayout, site: AttentionKind, place: Mapping[str, int]) -> HeadSplit:
+        """Return how Ulysses splits the heads that the ranks at ``place`` have outside of its attention.
 
-        Tensor parallelism cuts whole groups of query heads. Ulysses cuts single heads: it gets keys and
-        values that the module has repeated.
+        Tensor parallelism cuts whole groups of query heads, Ulysses single query heads.
         """
         groups = Partition.even(site.groups, layout.tensor).sizes[place["tensor"]]
-        outside = groups * (site.heads // site.groups)
-        return outside, Partition.even(outside, layout.ulysses).sizes[place["ulysses"]]
+        return HeadSplit.even(groups * (site.heads // site.groups), groups, layout.ulysses)
 
     def tokens_by_rank(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:
         """Return the number of tokens of a stream that each rank of the sequence holds.

@@ -8,7 +8,7 @@ more, their strengths do not.
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
 from typing import Any
@@ -19,7 +19,7 @@ from torch import nn
 from ..attention.compiled import PLACES, Place, computing
 from ..attention.routing import compilable, set_until_exit
 from ..errors import InvalidRequest
-from ..interfaces.family import Family
+from ..interfaces.family import AttentionSite, Family
 from ..progress import COMPILING, PROGRESS
 
 BACKEND = "inductor"
@@ -48,17 +48,17 @@ class CompiledBlocks:
         self._on = self.fresh = on
         if on:
             _configure()
-            sites = {site.module for site in self._family.attentions}
+            sites = {site.module: site for site in self._family.attentions}
             for block in self._family.blocks:
                 for layer in block.modules:
-                    self._compile(layer, [each for each in layer.modules() if each in sites])
+                    self._compile(layer, [sites[each] for each in layer.modules() if each in sites])
 
-    def _compile(self, layer: nn.Module, attentions: list[nn.Module]) -> None:
-        places = [Place() for _ in attentions]
-        for number, (module, place) in enumerate(zip(attentions, places, strict=True)):
-            set_until_exit(self._undo, module, *compilable(module, number))
-            PLACES[module] = place
-            self._undo.callback(PLACES.pop, module)
+    def _compile(self, layer: nn.Module, sites: Sequence[AttentionSite]) -> None:
+        places = [Place(site.each_sample) for site in sites]
+        for number, (site, place) in enumerate(zip(sites, places, strict=True)):
+            set_until_exit(self._undo, site.module, *compilable(site.module, number))
+            PLACES[site.module] = place
+            self._undo.callback(PLACES.pop, site.module)
         code = _code(type(layer).forward, BACKEND)
 
         def forward(*args: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,7 @@ from .deadlines import READABLE, Deadline, send_all, wait_for
 from .fingerprint import fingerprint
 from .messages import MESSAGES
 
-VERSION = 3
+VERSION = 4
 MAGIC = b"PDiT"
 PREFIX = struct.Struct("!4sHI")
 MAX_HEADER = 1 << 17

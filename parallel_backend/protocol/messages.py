@@ -75,13 +75,23 @@ class Forward(MeasuredRequest):
     Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype.
     Without ``adapt``, a device without room for the weights is a ``NoRoom``. With it, layout ``auto`` lets the ranks
     share them then, and blocks stream from the machine's memory if that is not enough.
+    With ``steps``, rank 0 may leave the connection open after its reply, for a ``Step``.
     """
 
     branches: int
+    steps: bool = False
     skipped: tuple[tuple[int, ...], ...] = ()
     adapters: tuple[tuple[Adapter, ...], ...] = ()
     overlay: Overlay | None = None
     adapt: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """To rank 0, on a connection that it has left open: the same ``Forward`` with other latents and times.
+
+    Tensors in: those of the ``Forward`` whose arguments are ``CHANGING``. Their bytes follow the header at once.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +253,12 @@ class Files:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A request succeeded; the tensors of its reply follow."""
+    """A request succeeded; the tensors of its reply follow.
+
+    If the connection stays ``open``, rank 0 waits for a ``Step``, until another request needs the ranks.
+    """
+
+    open: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +290,7 @@ MESSAGES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         Forward, Sample, EncodeText, Decode, Encode, ReadWeights, Unload, Trial,
-        Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status, Files,
+        Step, Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status, Files,
         JoinHost, OpenStore, StorePort,
     )
 }  # fmt: skip

@@ -38,6 +38,12 @@ class CancelRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: str
 
 
+class GiveWay(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To rank 0: another request waits, so wait for no further step of this one."""
+
+    request_id: str
+
+
 class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To a spare rank: become this rank.
 
@@ -78,6 +84,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         by_peer: communication failed, so another rank probably caused the error.
         seconds: from rank 0: time spent on the request by phase, see ``RequestLine``.
         sent: from rank 0: bytes of tensors sent to the client.
+        received: from rank 0: bytes of the client's tensors that arrived.
+        steps: from rank 0: answers, of which a ``Forward`` may have several.
         unheard: from rank 0: the other ranks have not received the request.
     """
 
@@ -87,10 +95,12 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     by_peer: bool = False
     seconds: dict[str, float] = {}
     sent: int = 0
+    received: int = 0
+    steps: int = 0
     unheard: bool = False
 
 
-ToRank = Run | CancelRun
+ToRank = Run | CancelRun | GiveWay
 FromRank = Ready | Heartbeat | Finished | Prepared
 
 

@@ -16,11 +16,11 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
         model: name of its folder or file.
         layout: ``ParallelLayout`` as text; "" for requests without a denoiser where the model names none.
         size: shape of the latent, of the pixels that are encoded, or of the token ids; empty if there is none.
-        steps: requested steps; 0 for requests without steps.
+        steps: requested steps of a step loop, or answered ones of ComfyUI's; 0 for requests without steps.
         seconds: by phase: ``queued`` behind other requests, ``starting`` ranks, ``running`` in total, and its parts on
             rank 0: ``receiving`` tensors, ``preparing``, ``connecting``, ``loading``, ``sampling``, ``denoising``,
             ``decoding``, ``encoding``, ``client`` (sending progress) and ``replying``.
-        received: bytes of the client's tensors.
+        received: bytes of the client's tensors that arrived.
         sent: bytes of tensors to the client.
         outcome: ``"done"`` or a code of ``errors``.
     """

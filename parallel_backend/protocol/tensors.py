@@ -72,8 +72,11 @@ def recv_tensors(
     *,
     deadline: Deadline,
     poll: Callable[[], None] | None = None,
+    pinned: bool = False,
 ) -> dict[str, Tensor]:
     """Receive the tensors of a header that are sent, each into a preallocated CPU tensor.
+
+    ``pinned`` memory gets to a GPU and from there several times as fast, and torch reuses it.
 
     Raises:
         DeadlineExceeded: nothing arrived within the deadline, which starts over with each chunk.
@@ -82,16 +85,16 @@ def recv_tensors(
     """
     received = {}
     for meta in metas:
-        tensor = _empty(meta)
+        tensor = _empty(meta, pinned)
         if tensor.numel():
             recv_into(sock, bytes_of(tensor), deadline=deadline, poll=poll)
         received[meta.name] = tensor
     return received
 
 
-def _empty(meta: TensorMeta) -> Tensor:
+def _empty(meta: TensorMeta, pinned: bool) -> Tensor:
     try:
-        return torch.empty(meta.shape, dtype=DTYPES[meta.dtype])
+        return torch.empty(meta.shape, dtype=DTYPES[meta.dtype], pin_memory=pinned)
     except RuntimeError as error:
         raise InvalidRequest(f"tensor {meta.name!r} of {meta.nbytes} bytes does not fit into memory") from error
 

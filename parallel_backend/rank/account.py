@@ -23,7 +23,7 @@ class Account:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
-        self._sent = 0
+        self._sent = self._received = self._steps = 0
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -39,10 +39,21 @@ class Account:
         for phase, spent in seconds.items():
             self._seconds[_SHORT.get(phase) or phase.partition(" ")[0]] += spent
 
+    def count_received(self, tensors: "Mapping[str, Tensor]") -> None:
+        """Count tensors that have arrived."""
+        self._received += sum(tensor.nbytes for tensor in tensors.values())
+
     def count(self, tensors: "Mapping[str, Tensor]") -> None:
         """Count tensors that were sent."""
         self._sent += sum(tensor.nbytes for tensor in tensors.values())
 
+    def count_step(self, results: "Mapping[str, Tensor]") -> None:
+        """Count a step whose results were sent."""
+        self._steps += 1
+        self.count(results)
+
     def added_to(self, finished: Finished) -> Finished:
         """Return a report with this account added."""
-        return msgspec.structs.replace(finished, seconds=dict(self._seconds), sent=self._sent)
+        return msgspec.structs.replace(
+            finished, seconds=dict(self._seconds), sent=self._sent, received=self._received, steps=self._steps
+        )

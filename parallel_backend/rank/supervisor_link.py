@@ -27,12 +27,17 @@ HEARTBEAT_INTERVAL = 1.0
 
 @dataclass(kw_only=True)
 class ReceivedRequest:
-    """A request and the connection of its client."""
+    """A request and the connection of its client.
+
+    Attributes:
+        gives_way: whether another request waits.
+    """
 
     frame: frames.Frame
     header: bytes
     connection: socket.socket
     cancelled: threading.Event = field(default_factory=threading.Event)
+    gives_way: threading.Event = field(default_factory=threading.Event)
 
 
 class SupervisorLink:
@@ -122,4 +127,5 @@ class SupervisorLink:
             self._current = ReceivedRequest(frame=frame, header=header, connection=connection)
             self._requests.put(self._current)
         elif self._current and self._current.frame.message.request_id == message.request_id:
-            self._current.cancelled.set()
+            gives_way = isinstance(message, rank_control.GiveWay)
+            (self._current.gives_way if gives_way else self._current.cancelled).set()

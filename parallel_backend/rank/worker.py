@@ -19,6 +19,7 @@ from ..protocol import deadlines, frames, rank_control
 from ..protocol.messages import Continue, Done, Error, Progress
 from .account import Account
 from .diagnosis import diagnose
+from .run_steps import RunSteps
 from .supervisor_link import ReceivedRequest, SupervisorLink
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from ..engine.engine import Engine
+    from ..engine.request import NextStep
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,10 @@ WAIT_TIMEOUT = timedelta(hours=1)
 
 CLIENT_TIMEOUT = 60.0
 """Longest time in seconds that a client may read none of its reply's bytes, or send none of its request's."""
+
+
+_TOLD = {*rank_control.RECOVERABLE} - {rank_control.DONE, ClientStalled.code}
+"""Codes of errors that rank 0 itself tells the client."""
 
 
 class Worker:
@@ -66,7 +72,7 @@ class Worker:
         except dist.DistStoreError:
             return
         frame = frames.unpack(self._store.get(key))
-        report_end(self._link, self._run_request(frame, None, report=_ignore, cancelled=_never)[0])
+        report_end(self._link, self._run_request(frame, None, report=_ignore, cancelled=_never, next_step=_no_step)[0])
         self._mark_read(self._number)
         self._number += 1
 
@@ -84,19 +90,22 @@ class Worker:
             try:
                 with account.timed("receiving"):
                     tensors = _receive_tensors(request, self._engine)
+                account.count_received(tensors)
             except (BackendError, ConnectionError) as error:
                 self._reply(request, _not_received(request, error), {}, account)
                 return
             self._publish(request)
             reporter = _Reporter(request, account)
+            pinned = self._engine.device.type == "cuda"
+            steps = RunSteps(request, account, timeout=CLIENT_TIMEOUT, pinned=pinned, on_failure=reporter.fail)
             finished, results = self._run_request(
-                request.frame, tensors, report=reporter, cancelled=request.cancelled.is_set
+                request.frame, tensors, report=reporter, cancelled=request.cancelled.is_set, next_step=steps.next
             )
             if reporter.failure and finished.code in rank_control.RECOVERABLE:
                 # A message may have been sent in part, so nothing can follow it.
                 finished = _abandoned(request, reporter.failure, "its progress was not read")
             account.add_phases(PROGRESS.spent())
-            self._reply(request, finished, results, account)
+            self._reply(request, finished, None if steps.answered else results, account)
 
     def _publish(self, request: ReceivedRequest) -> None:
         """Put a request into the store, where the other ranks wait for it."""
@@ -108,18 +117,19 @@ class Worker:
         self,
         request: ReceivedRequest,
         finished: rank_control.Finished,
-        results: "Mapping[str, Tensor]",
+        results: "Mapping[str, Tensor] | None",
         account: Account,
     ) -> None:
+        """End a request with its results, with None if the client has them already, or with an error."""
         from ..protocol.tensors import send
 
         deadline = deadlines.Deadline(CLIENT_TIMEOUT, "sending a reply")
         try:
             with account.timed("replying"):
-                if finished.code == rank_control.DONE:
+                if finished.code == rank_control.DONE and results is not None:
                     send(request.connection, Done(), results, deadline=deadline)
-                    account.count(results)
-                elif finished.code in rank_control.RECOVERABLE and finished.code != ClientStalled.code:
+                    account.count_step(results)
+                elif finished.code in _TOLD:
                     send(request.connection, Error(code=finished.code, message=finished.message), deadline=deadline)
         except (DeadlineExceeded, ConnectionError) as error:
             abandoned = _abandoned(request, error, "its reply was not read")
@@ -136,11 +146,14 @@ class Worker:
         *,
         report: "Callable[[Progress, Mapping[str, Tensor]], None]",
         cancelled: Callable[[], bool],
+        next_step: "NextStep",
     ) -> "tuple[rank_control.Finished, Mapping[str, Tensor]]":
         message, results = frame.message, dict[str, "Tensor"]()
         try:
             with PROGRESS.phase(PREPARING):
-                results = self._engine.handle(message, frame.tensors, tensors, report=report, cancelled=cancelled)
+                results = self._engine.handle(
+                    message, frame.tensors, tensors, report=report, cancelled=cancelled, next_step=next_step
+                )
         except (InvalidRequest, Cancelled, NoRoom) as error:
             return _finished(frame, error.code, str(error)), {}
         except BaseException as error:
@@ -179,9 +192,13 @@ class _Reporter:
                 send(self._request.connection, progress, tensors, deadline=deadline)
             self._account.count(tensors)
         except (DeadlineExceeded, ConnectionError) as error:
-            log.info("cancelling request %s: %s", self._request.frame.message.request_id, error)
-            self.failure = error
-            self._request.cancelled.set()
+            self.fail(error)
+
+    def fail(self, error: BackendError | ConnectionError) -> None:
+        """Cancel the request, since the client did not read."""
+        log.info("cancelling request %s: %s", self._request.frame.message.request_id, error)
+        self.failure = error
+        self._request.cancelled.set()
 
 
 def _receive_tensors(request: ReceivedRequest, engine: "Engine") -> "dict[str, Tensor]":
@@ -229,3 +246,7 @@ def _ignore(progress: Progress, tensors: "Mapping[str, Tensor]") -> None:
 
 def _never() -> bool:
     return False
+
+
+def _no_step(results: "Mapping[str, Tensor]") -> None:
+    """Only rank 0 has a client."""

@@ -36,7 +36,7 @@ class SamplingContext:
 
     def __init__(self, denoiser: Denoiser, message: Sample, tensors: Mapping[str, Tensor]) -> None:
         self.denoiser, self.message = denoiser, message
-        self.samples = denoiser.samples(0)
+        self.samples = denoiser.samples[0]
         branches, loop = split_names(tensors, message.branches)
         self.sigmas = loop.pop("sigmas").float()
         self.log_sigmas = loop.pop("log_sigmas", None)

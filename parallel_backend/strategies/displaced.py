@@ -47,7 +47,7 @@ def bytes_sent(layout: ParallelLayout, workload: Workload, rank: int) -> int:
     sent = 0
     for samples, extent in workload.local_branches(layout, place):
         for site, count in workload.sites(layout, place):
-            _, heads = workload.heads(layout, site, place)
+            heads = workload.heads(layout, site, place).local_keys(place["ulysses"])
             tokens = sum(site_tokens(layout, workload, extent, site)[place["ring"]])
             sent += samples * extent.rows * count * 2 * heads * site.head_dim * tokens
     return (layout.ring - 1) * sent * workload.itemsize

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..attention.kernels import Kernel
 from ..attention.key_masks import KeyMask, attend_with_lse
-from ..distributed.collectives import Work, start_exchange, wait_all
+from ..distributed.collectives import Work, start_messages, wait_all
 from ..distributed.mesh import Axis
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
@@ -39,7 +39,7 @@ class Ring:
         sent = 0
         for samples, extent in workload.local_branches(layout, place):
             for site, count in workload.sites(layout, place):
-                _, heads = workload.heads(layout, site, place)
+                heads = workload.heads(layout, site, place).local_keys(place["ulysses"])
                 blocks = [sum(tokens) for tokens in site_tokens(layout, workload, extent, site)]
                 passed_on = sum(blocks) - blocks[(place["ring"] + 1) % layout.ring]
                 sent += samples * extent.rows * count * 2 * heads * site.head_dim * passed_on
@@ -51,7 +51,8 @@ class RingAttention:
 
     Args:
         sizes: number of tokens of each rank.
-        key_masks: for each rank, which of its keys may be attended to; None for all.
+        key_masks: for each rank, which of its keys may be attended to; None for all. Each rank puts its unmasked keys
+            first before it sends them.
     """
 
     def __init__(self, axis: Axis, sizes: Sequence[int], key_masks: Sequence[KeyMask | None], kernel: Kernel) -> None:
@@ -66,15 +67,19 @@ class RingAttention:
         """
         block = (_token_major(key), _token_major(value))
         del key, value
-        merged, sent_blocks = _Merge(), list[Block]()
+        if mask := self.key_masks[self.axis.index]:
+            mask.move(block[0].transpose(1, 2), block[1].transpose(1, 2), sample)
+        merged, sent_blocks, has_queries = _Merge(), list[Block](), query.numel() > 0
+        last = self.axis.size - 1
         for step in range(self.axis.size):
             owner = (self.axis.index - step) % self.axis.size
-            incoming = self._pass_on(block, owner, sent_blocks) if step + 1 < self.axis.size else None
-            if query.numel() and self.sizes[owner]:
+            incoming = self._pass_on(block, owner, sent_blocks) if step < last else None
+            if has_queries and self.sizes[owner]:
                 merged.add(*self._attend(query, block, owner, scale=scale, sample=sample))
             if incoming:
+                wait_all(incoming[1])
                 sent_blocks.append(block)
-                block = incoming.wait()
+                block, incoming = incoming[0], None  # works hold what they have sent
         return merged.result(query)
 
     def _attend(
@@ -84,48 +89,37 @@ class RingAttention:
 
         This is a separate method so that no view of the block outlives the call.
         """
-        k, v = (part.transpose(1, 2) for part in block)
-        return attend_with_lse(self.kernel, (query, k, v), scale=scale, key_mask=self.key_masks[owner], sample=sample)
+        k, v, mask = block[0].transpose(1, 2), block[1].transpose(1, 2), self.key_masks[owner]
+        if mask is None:
+            return self.kernel.with_lse(query, k, v, scale)
+        return attend_with_lse(self.kernel, (query, k, v), scale=scale, key_mask=mask, sample=sample, moved=True)
 
-    def _pass_on(self, block: Block, owner: int, sent_blocks: list[Block]) -> "_IncomingBlock":
-        """Start sending a block to the next rank and receiving one from the previous rank.
+    def _pass_on(self, block: Block, owner: int, sent_blocks: list[Block]) -> tuple[Block, Sequence[Work]]:
+        """Start sending a block to the next rank and receiving one from the previous rank, which is returned.
 
         Args:
             block: the block to send.
             owner: the rank whose tokens it holds.
             sent_blocks: blocks whose memory may be reused; one that is reused is removed.
         """
-        batch, _, heads, head_dim = block[0].shape
-        place, ranks = self.axis.index, self.axis.size
+        (batch, _, heads, head_dim), ranks = block[0].shape, self.axis.size
+        to, source = (self.axis.index + 1) % ranks, (self.axis.index - 1) % ranks
         shape = (batch, self.sizes[(owner - 1) % ranks], heads, head_dim)
         reusable = sent_blocks.pop() if sent_blocks else None
         if reusable is None or reusable[0].numel() < math.prod(shape):
             del reusable
             received = (block[0].new_empty(shape), block[1].new_empty(shape))
+        elif reusable[0].shape == shape:
+            received = reusable
         else:
             received = (_view_as(reusable[0], shape), _view_as(reusable[1], shape))
-        outgoing, incoming = [list[Tensor]() for _ in range(ranks)], [list[Tensor]() for _ in range(ranks)]
-        outgoing[(place + 1) % ranks] += block
-        incoming[(place - 1) % ranks] += received
-        return _IncomingBlock(block, received, start_exchange(outgoing, incoming, self.axis))
+        sends, receives = [(to, part) for part in block], [(source, part) for part in received]
+        return received, start_messages(sends, receives, self.axis)
 
 
 def _view_as(buffer: Tensor, shape: Sequence[int]) -> Tensor:
     """View the beginning of a contiguous buffer as a tensor of a shape."""
     return buffer.view(-1)[: math.prod(shape)].view(*shape)
-
-
-class _IncomingBlock:
-    """A block being received. Keeps the block that is sent at the same time alive until that is done."""
-
-    def __init__(self, outgoing: Block, received: Block, works: Sequence[Work]) -> None:
-        self._received, self._in_flight = received, (outgoing, works)
-
-    def wait(self) -> Block:
-        """Wait for both blocks; release the sent one and return the received one."""
-        wait_all(self._in_flight[1])
-        del self._in_flight
-        return self._received
 
 
 class _Merge:
@@ -140,10 +134,9 @@ class _Merge:
         if self.out is None:
             self.out, self.lse = out.float(), lse
             return
-        both = torch.logaddexp(self.lse, lse)
-        self.out.mul_((self.lse - both).exp_()[..., None])
-        self.out.addcmul_(out.float(), (lse - both).exp_()[..., None])
-        self.lse = both
+        share = torch.sub(lse, self.lse).sigmoid_().unsqueeze(-1)
+        self.out.lerp_(out.float(), share)
+        torch.logaddexp(self.lse, lse, out=self.lse)
 
     def result(self, query: Tensor) -> Tensor:
         """Return the attention to all added keys, in the query's dtype; zeros if there were none."""

@@ -1,14 +1,14 @@
 """Lines in the log of requests, for ended requests."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol import request_log
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import RankRequest
+from ..protocol.messages import Forward, RankRequest, Sample
 from ..protocol.rank_control import DONE
 from ..protocol.status import LoadedModel
 from .request_queue import QueuedRequest
@@ -43,8 +43,9 @@ def of_request(request: QueuedRequest, outcome: str, models: Sequence[LoadedMode
         layout=_layout(request, models),
         seconds=seconds,
         age=now - request.queued_at,
-        received=_bytes(request.metas) if ran else 0,
+        received=finished.received if finished else 0,
         sent=finished.sent if finished else 0,
+        answers=finished.steps if finished else 0,
         outcome=outcome,
     )
 
@@ -52,7 +53,7 @@ def of_request(request: QueuedRequest, outcome: str, models: Sequence[LoadedMode
 def of_refused(message: RankRequest, metas: Sequence[TensorMeta], outcome: str) -> str:
     """Return the line of a request that was not queued."""
     layout = message.model.layout
-    return _line(message, metas, layout=layout, seconds={}, age=0.0, received=0, sent=0, outcome=outcome)
+    return _line(message, metas, layout=layout, seconds={}, age=0.0, received=0, sent=0, answers=0, outcome=outcome)
 
 
 def _line(
@@ -64,6 +65,7 @@ def _line(
     age: float,
     received: int,
     sent: int,
+    answers: int,
     outcome: str,
 ) -> str:
     kind, shapes = type(message).__name__, {meta.name: meta.shape for meta in metas}
@@ -76,7 +78,7 @@ def _line(
             model="the copied model" if path.startswith(_IN_MEMORY) else Path(path).name[:_MAX_NAME],
             layout=str(layout or ""),
             size=shapes.get(_LATENTS.get(kind, ""), ()),
-            steps=max(0, (shapes.get(_STEPS) or (1,))[0] - 1) if kind == "Sample" else 0,
+            steps=_steps(message, shapes, answers),
             seconds={phase: round(spent, 6) for phase, spent in seconds.items() if spent >= 5e-7},
             received=received,
             sent=sent,
@@ -85,13 +87,16 @@ def _line(
     )
 
 
+def _steps(message: RankRequest, shapes: Mapping[str, tuple[int, ...]], answers: int) -> int:
+    """Return the steps that a step loop was asked for, or that ComfyUI's had answered; 0 for other requests."""
+    if isinstance(message, Sample):
+        return max(0, (shapes.get(_STEPS) or (1,))[0] - 1)
+    return answers if isinstance(message, Forward) else 0
+
+
 def _layout(request: QueuedRequest, models: Sequence[LoadedModel]) -> ParallelLayout | None:
     """Return the layout in which a request ran, or would have run."""
     spec = request.message.model
     if spec.layout or request.layout is None or request.finished is None or request.finished.code != DONE:
         return request.layout
     return next((model.layout for model in models if model.path == spec.path and model.stamp == spec.stamp), None)
-
-
-def _bytes(metas: Sequence[TensorMeta]) -> int:
-    return sum(meta.nbytes for meta in metas)

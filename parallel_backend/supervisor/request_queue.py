@@ -51,6 +51,7 @@ class QueuedRequest:
         cancelled_at: ``time.monotonic()`` of the cancellation; None if not cancelled.
         ended_on: the other ranks that ended it before rank 0.
         early_failure: the failure that another rank reported while rank 0 was still running; None without one.
+        gives_way: whether rank 0 knows that another request waits.
         note: a note for its client while ranks start.
     """
 
@@ -66,6 +67,7 @@ class QueuedRequest:
     cancelled_at: float | None = None
     ended_on: set[int] = field(default_factory=set)
     early_failure: EarlyFailure | None = None
+    gives_way: bool = False
     note: str = ""
 
     @property

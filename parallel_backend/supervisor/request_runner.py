@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..errors import BackendFailure, Cancelled, RankFailed
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol import rank_control
-from ..protocol.messages import Done, Error, Unload
+from ..protocol.messages import Done, Error, Forward, Unload
 from ..protocol.model_spec import Devices
 from .event_loop import EventLoop
 from .limits import Limits
@@ -90,7 +90,10 @@ class RequestRunner:
     def run_next(self) -> None:
         """Send the next request to its ranks if nothing runs and they are ready; start them if they are not there."""
         request = self._queue.first
-        if request is None or self._queue.running or not self._may_start():
+        if request is None or not self._may_start():
+            return
+        if self._queue.running:
+            self._ask_to_give_way(self._queue.running)
             return
         covered = self._generations.current is not None and self._generations.current.covers(request.devices)
         if isinstance(request.message, Unload) and not covered:
@@ -113,6 +116,13 @@ class RequestRunner:
             self._queue.take()
             self.layout = request.layout or self.layout
             self._generations.current.run(request.header, request.connection)
+
+    def _ask_to_give_way(self, running: QueuedRequest) -> None:
+        """Tell rank 0 once that another request waits, so that it does not wait for further steps of this one."""
+        has_steps = isinstance(running.message, Forward) and running.message.steps
+        if has_steps and not running.gives_way and self._generations.current:
+            running.gives_way = True
+            self._generations.current.give_way(running.id)
 
     def _say_why(self, running: Devices, request: QueuedRequest) -> None:
         """Tell the client why ranks end and others start, which takes seconds and reads the weights again."""

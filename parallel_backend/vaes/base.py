@@ -83,6 +83,9 @@ class VAE(ABC):
     min_latent_size: ClassVar[int] = 1
     """Smallest latent height and width that can be decoded. Reflection padding needs 2, since it mirrors rows."""
 
+    writes_each_unit: ClassVar[bool] = False
+    """Whether ``decode`` writes frames in each progress unit. It writes all of them at the end otherwise."""
+
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 
@@ -148,6 +151,8 @@ class Framewise(VAE):
 
     Each decoded chunk is written and dropped at once, so memory never holds a video twice.
     """
+
+    writes_each_unit = True
 
     def to_pixels(self, chunk: Tensor) -> Tensor:
         """Convert the decoder's output to pixels ``[1, 3, t, H, W]``."""

@@ -75,7 +75,7 @@ def test_an_answer_never_outgrows_a_header(client: Client) -> None:
 def test_a_message_with_a_wrong_body_is_refused(client: Client, kind: str) -> None:
     wrong: list[Any] = [None, 1, [], "x"]
     wrong += (
-        [{"request_id": 1, "code": {}, "pid": "x", "phase": 0, "missing": 1}]
+        [{"request_id": 1, "code": {}, "pid": "x", "phase": 0, "missing": 1, "open": 1}]
         if dataclasses.fields(MESSAGES[kind])
         else []
     )

@@ -11,8 +11,9 @@ from parallel_backend.client import query
 from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.status import Status
 from scripts import processes
+from scripts.comfy_events import Events
 from scripts.comfy_server import ComfyServer
-from tests.comfyui.helpers import Events, difference, pixels
+from tests.comfyui.helpers import difference, pixels
 from tests.comfyui.prompts import START, prompt
 from tests.support import tiny
 

@@ -16,8 +16,9 @@ from parallel_backend.client import query
 from parallel_backend.client.status_text import format_status
 from parallel_backend.protocol.endpoint import Endpoint
 from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt, PromptRejected
+from scripts.comfy_events import Event, Events
 from scripts.comfy_server import ComfyServer
-from tests.comfyui.helpers import Event, Events, difference, pixels
+from tests.comfyui.helpers import difference, pixels
 from tests.comfyui.prompts import START, prompt, with_custom_sampler
 
 

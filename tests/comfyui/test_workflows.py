@@ -13,8 +13,9 @@ import pytest
 from parallel_backend.layout.parallel_layout import AXES
 from scripts import comfy_paths, workflows
 from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt
+from scripts.comfy_events import Events
 from scripts.comfy_server import ComfyServer
-from tests.comfyui.helpers import Events, difference, pixels
+from tests.comfyui.helpers import difference, pixels
 
 NAMES = workflows.names()
 VARIANTS = ("native nodes", "ParallelSampler")

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from parallel_backend.errors import Cancelled, InvalidRequest
 from parallel_backend.progress import CONNECTING, LOADING, PROGRESS
-from parallel_backend.protocol.messages import Progress, Sample, Trial, Unload
+from parallel_backend.protocol.messages import Forward, Progress, Sample, Trial, Unload
 from parallel_backend.protocol.status import LoadedModel
 from parallel_backend.rank.__main__ import main
 from tests.support import device_errors
 
 if TYPE_CHECKING:
     import torch
+
+    from parallel_backend.engine.request import NextStep
 
 STEP = 0.05
 """Seconds that a step takes."""
@@ -56,7 +58,7 @@ class FakeEngine:
     """Runs steps that take ``STEP`` seconds and end with a collective, and fails as asked in the third one."""
 
     def __init__(self, *, rank: int, world_size: int, device: "torch.device", **others: object) -> None:
-        self.rank, self.steps, self.elsewhere = rank, 0, None
+        self.rank, self.world_size, self.device, self.steps, self.elsewhere = rank, world_size, device, 0, None
         if DIES_AS_A_RANK.exists() and "--spare" in sys.argv:
             os._exit(5)
         if FAILS_TO_START.exists():
@@ -72,17 +74,20 @@ class FakeEngine:
 
     def handle(
         self,
-        message: Sample | Trial | Unload,
+        message: Forward | Sample | Trial | Unload,
         metas: Any,
         tensors: "Mapping[str, torch.Tensor] | None",
         *,
         report: "Callable[[Progress, Mapping[str, torch.Tensor]], None]",
         cancelled: Callable[[], bool],
+        next_step: "NextStep",
     ) -> "dict[str, torch.Tensor]":
         if isinstance(message, Trial):
             from lab.engine.echo import echo
 
             return echo(message, tensors, report)
+        if isinstance(message, Forward):
+            return self._run(message, metas, tensors, next_step)
         if isinstance(message, Unload):
             raise InvalidRequest("there is nothing to unload")
         kind, rank, name = (*message.sampler.split(" ", 2), "", "")[:3]
@@ -102,6 +107,21 @@ class FakeEngine:
             time.sleep(10 * STEP)
             raise KeyError("after rank 0 has answered")
         return {} if tensors is None else {"samples": tensors["x"] * 2}
+
+    def _run(
+        self, message: Forward, metas: Any, tensors: "Mapping[str, torch.Tensor] | None", next_step: "NextStep"
+    ) -> "dict[str, torch.Tensor]":
+        """Take the steps of a run."""
+        from parallel_backend.distributed.world import world
+        from parallel_backend.engine.request import ActiveRequest
+        from parallel_backend.engine.runs import further_steps
+
+        request = ActiveRequest(
+            message=message, metas=metas, tensors=tensors, received=(), report=lambda *_: None,
+            cancelled=lambda: False, next_step=next_step,
+        )  # fmt: skip
+        run: Any = _FakeRun(self)
+        return further_steps(run, request, run.step(tensors), world(self.rank, self.world_size))
 
     def _step(
         self,
@@ -124,6 +144,21 @@ class FakeEngine:
         self.steps += 1
         if self.rank == 0:
             report(Progress(phase="sampling", value=step + 1, total=total), {"preview": torch.ones(2, 3)})
+
+
+class _FakeRun:
+    """Doubles latents, after ``STEP`` seconds."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    def takes(self, tensors: "Mapping[str, torch.Tensor]") -> bool:
+        return True
+
+    def step(self, tensors: "Mapping[str, torch.Tensor] | None") -> "dict[str, torch.Tensor]":
+        time.sleep(STEP)
+        self._engine.steps += 1
+        return {} if tensors is None else {"0": tensors["0.hidden_states"] * 2}
 
 
 def prepare() -> Iterator[None]:

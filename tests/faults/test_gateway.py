@@ -6,6 +6,7 @@ All of it runs over 127.0.0.1.
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from tests.support.certificates import WITH_CERTIFICATE, WITH_TOKEN, copied
 from .backend import TWO_RANKS, Running, run_command, sample, start_fake, tensors
 from .conftest import runtime_folder
 from .over_gateway import Machines, client_of, gateway_of
+from .test_logs import logged
+from .test_run_connection import predicted
 
 CALL = """
 import sys
@@ -160,3 +163,18 @@ def test_commands_work_or_say_what_to_do(machines: Machines, tmp_path: Path) -> 
         assert words in refused.stderr
         assert refused.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir()), "a client of another machine has made local files"
+
+
+def test_the_steps_of_a_run_share_a_connection_and_give_way(machines: Machines) -> None:
+    before = len(logged(machines.local, 0))
+    predicted(machines.remote, 1.0)
+    predicted(machines.remote, 2.0)
+    start = time.monotonic()
+    machines.local.call(sample(), tensors(1))
+    assert time.monotonic() - start < 5.0
+    predicted(machines.remote, 3.0)
+    machines.remote.end_run()
+    wait_until(lambda: machines.local.status().state == "idle", 5.0, "the ranks are free")
+    assert [(line.kind, line.steps) for line in logged(machines.local, before + 3)[before:]] == [
+        ("Forward", 2), ("Sample", 1), ("Forward", 1),
+    ]  # fmt: skip

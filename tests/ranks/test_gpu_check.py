@@ -17,7 +17,9 @@ from tests.ranks import driver
 
 CPU = torch.device("cpu")
 REAL = {name: getattr(collectives, name) for name in ("_exchange", "agree", "gather_texts")}
-REAL_DIST = {name: getattr(dist, name) for name in ("all_reduce", "all_gather_into_tensor", "broadcast")}
+REAL_DIST = {
+    name: getattr(dist, name) for name in ("all_reduce", "all_gather_into_tensor", "all_to_all_single", "broadcast")
+}
 COMPUTES = ("matmul", "_scaled_dot_product_flash_attention_for_cpu")
 
 
@@ -59,6 +61,11 @@ def _gathered_wrongly(out, local, **kwargs):
     out.add_(1)
 
 
+def _exchanged_at_once_wrongly(out, *args, **kwargs):
+    REAL_DIST["all_to_all_single"](out, *args, **kwargs)
+    out.add_(1)
+
+
 def _broadcast_wrongly(tensor, *args, **kwargs):
     REAL_DIST["broadcast"](tensor, *args, **kwargs)
     if tensor.dtype == torch.uint8:
@@ -85,6 +92,7 @@ class _StopsTooEarly(stop_flags.StopFlags):
 
 FAULTS = {
     "exchange": (collectives, "_exchange", _exchanged_wrongly),
+    "all_to_all": (dist, "all_to_all_single", _exchanged_at_once_wrongly),
     "ring": (collectives, "_exchange", _exchanged_wrongly),
     "pipeline": (collectives, "_exchange", _exchanged_wrongly),
     "all_gather": (collectives, "_exchange", _exchanged_wrongly),

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from parallel_backend.client.constant_tensors import ConstantTensors
-from parallel_backend.engine.runs import run_key
+from parallel_backend.engine.request import no_step
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.protocol.messages import Unload
+from parallel_backend.protocol.run_key import is_changing, run_key
 from parallel_backend.protocol.tensors import is_sent
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
@@ -71,6 +72,50 @@ def test_each_step_equals_the_plain_forward(pools, path, layout):
         check(answers, case, number)
         assert {answer["repeats"] for answer in answers} == {number > 0}
         assert (answers[0]["sent"] == CHANGING) == (number > 0)
+
+
+def run_of(rank, message, steps):
+    """Carry out a ``Forward`` and the steps that follow on its connection. Return the answers, and the forwards."""
+    mine, metas = driver.engine(rank), ConstantTensors().describe(message, steps[0])
+    sent, answers, before = [{name: each[name] for name in CHANGING} for each in steps[1:]], [], mine.steps
+
+    def next_step(results):
+        answers.append(dict(results))
+        if not sent:
+            return None
+        changing = sent.pop(0)
+        return {meta.name: changing[meta.same or meta.name] for meta in metas if is_changing(meta)}
+
+    kept = mine.kept_names(message, metas)
+    given = {meta.name: steps[0][meta.name] for meta in metas if is_sent(meta, kept)} if rank == 0 else None
+    asked = no_step if rank else next_step
+    mine.handle(message, metas, given, report=lambda *_: None, cancelled=lambda: False, next_step=asked)
+    return {"answers": answers, "forwards": mine.steps - before}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_step_on_one_connection_equals_the_plain_forward(pools, path, layout):
+    case = Case()
+    message = replace(requests.forward(requests.spec(path, layout, ranks=3), case)[0], steps=True)
+    found = pools(3).run(run_of, message, [inputs(case, number) for number in range(4)])
+    assert len(found[0]["answers"]) == 4
+    for number, tensors in enumerate(found[0]["answers"]):
+        check([{"tensors": tensors}], case, number)
+    assert [each["answers"] for each in found[1:]] == [[], []]
+    assert found[0]["forwards"] >= 4
+
+
+def test_a_step_with_nan_ends_the_run_and_is_refused_as_a_request(pools, path):
+    case = Case()
+    message = replace(requests.forward(requests.spec(path, "ulysses=3", ranks=3), case)[0], steps=True)
+    bad = inputs(case, 1)
+    bad["0.hidden_states"] = bad["0.hidden_states"].clone()
+    bad["0.hidden_states"][0, 0, 0, 0, 0] = torch.nan
+    found = pools(3).run(run_of, message, [inputs(case, 0), bad, inputs(case, 2)])
+    assert len(found[0]["answers"]) == 1
+    refused = pools(3).run(step, message, bad | {"1.hidden_states": bad["0.hidden_states"]})
+    assert refused == ["0.hidden_states holds NaN or infinity: check the node that made it"] * 3
+    check(pools(3).run(step, message, inputs(case, 2)), case, 2)
 
 
 def test_ranks_that_keep_different_tensors_agree(pools, path):

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from parallel_backend.attention.kernels import KERNELS
-from parallel_backend.attention.routing import routed
+from parallel_backend.attention.routing import Route, routed
 from parallel_backend.denoiser import attention_chain
 from parallel_backend.distributed import mesh
 from parallel_backend.families.registry import family_of
@@ -41,7 +41,7 @@ def run(family: Family, state: State) -> State:
     one_rank = mesh.alone()
     split = TokenSplit.even({name: tokens.shape[1] for name, tokens in state.streams.items()}, one_rank.sequence)
     sites = [
-        (
+        Route(
             site.module,
             attention_chain.attention(one_rank, split, site.streams, state.masks, KERNELS["sdpa"]),
             site.each_sample,

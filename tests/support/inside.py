@@ -1,8 +1,12 @@
-"""Runs tests of ``tests/inside_comfyui`` in a process of a ComfyUI."""
+"""Runs tests of ``tests/inside_comfyui`` in a process of a ComfyUI.
+
+By hand: ``python -m tests.support.inside ~/ComfyUI -k flux tests/inside_comfyui/models``, with any arguments of pytest.
+"""
 
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -11,6 +15,8 @@ from scripts import install, processes
 from scripts.comfy_paths import ROOT
 
 FOLDER = ROOT / "tests" / "inside_comfyui"
+BY_HAND = 3600.0
+"""Seconds that tests may take that are run by hand."""
 
 
 def run_inside(
@@ -51,3 +57,14 @@ def run_inside(
         ).returncode  # fmt: skip
     finally:
         processes.kill(processes.processes_of(runtime))
+
+
+def main(comfyui: str, *arguments: str) -> int:
+    """Run tests with these arguments of pytest, whose paths may be relative to the repository."""
+    whole = [str(ROOT / each) if (ROOT / each.partition("::")[0]).exists() else each for each in arguments]
+    with tempfile.TemporaryDirectory(prefix="inside-") as runtime:
+        return run_inside(Path(comfyui).expanduser().resolve(), whole, runtime=Path(runtime), deadline=BY_HAND)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -15,8 +15,9 @@ from tests.support import private_names
 
 ROOT = Path(__file__).parents[2]
 FILES = [file for folder in ("parallel_backend", "nodes") for file in sorted((ROOT / folder).rglob("*.py"))]
+COLLECTIVES = "parallel_backend/distributed/collectives.py"
 GGUF = "parallel_backend/checkpoint/gguf_file.py"
-KERNELS = "parallel_backend/attention/kernels.py"
+KERNELS, OPERATORS = (f"parallel_backend/attention/{name}.py" for name in ("kernels", "torch_operators"))
 STAND_INS = "nodes/remote/stand_in_layers.py"
 STOCK = "lab/verify/vae/stock.py"
 
@@ -61,18 +62,20 @@ USES = (
     Use("torch._dynamo", "parallel_backend/loading/compiled_blocks.py"),
     Use("torch._dynamo.callback.callback_handler", "parallel_backend/loading/compiled_blocks.py"),
     Use("torch.distributed.distributed_c10d._resolve_process_group", BYTES),
+    Use("torch.distributed.ProcessGroup._start_coalescing", COLLECTIVES),
+    Use("torch.distributed.ProcessGroup._end_coalescing", COLLECTIVES),
     Use("torch.nn.Module._apply", "parallel_backend/loading/partial.py", "fn"),
     Use("torch.nn.Module()._buffers", STAND_INS),
     Use("torch.nn.Module()._forward_hooks", "nodes/remote/added_to_steps.py"),
     Use("torch.nn.Module()._forward_pre_hooks", "nodes/remote/added_to_steps.py"),
     Use("torch.nn.Module()._modules", "nodes/remote/transformer.py"),
     Use("torch.nn.Module()._parameters", STAND_INS),
-    Use("torch.ops.aten._fused_sdp_choice", KERNELS, "query, key, value, *, scale"),
-    Use("torch.ops.aten._scaled_dot_product_cudnn_attention", KERNELS,
+    Use("torch.ops.aten._fused_sdp_choice", OPERATORS, "query, key, value, *, scale, enable_gqa"),
+    Use("torch.ops.aten._scaled_dot_product_cudnn_attention", OPERATORS,
         "query, key, value, attn_bias, *, compute_log_sumexp, scale"),
-    Use("torch.ops.aten._scaled_dot_product_efficient_attention", KERNELS,
+    Use("torch.ops.aten._scaled_dot_product_efficient_attention", OPERATORS,
         "query, key, value, attn_bias, *, compute_log_sumexp, scale"),
-    Use("torch.ops.aten._scaled_dot_product_flash_attention", KERNELS, "query, key, value, *, scale"),
+    Use("torch.ops.aten._scaled_dot_product_flash_attention", OPERATORS, "query, key, value, *, scale"),
     Use("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", KERNELS, "query, key, value, *, scale"),
     Use("torch.utils._python_dispatch.TorchDispatchMode", BYTES),
     Use("torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__", BYTES, "func, types, args, kwargs",

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel_backend.distributed import collectives
+from parallel_backend.distributed.broadcast import broadcast_tensors
 from parallel_backend.distributed.collectives import PendingSends, wait_all
 from parallel_backend.distributed.mesh import Axis
 from parallel_backend.distributed.stop_flags import StopFlags
@@ -44,7 +45,7 @@ def _count(source: int, to: int) -> int:
 
 
 def exchange(axis: Axis, device: torch.device, wrong: list[str]) -> None:
-    """Every rank sends to every other, as Ulysses does."""
+    """Every rank sends to every other, as Ulysses does on gloo."""
     for dtype in DTYPES:
         me, everyone = axis.index, range(axis.size)
         outgoing = [[values(me, to, _count(me, to), dtype, device)] * 2 for to in everyone]
@@ -53,6 +54,17 @@ def exchange(axis: Axis, device: torch.device, wrong: list[str]) -> None:
         for source in everyone:
             for part in incoming[source] if source != me else []:
                 expect(part, values(source, me, _count(source, me), dtype, device), f"from {source} in {dtype}", wrong)
+
+
+def all_to_all(axis: Axis, device: torch.device, wrong: list[str]) -> None:
+    """Every rank sends to every other in one operation, as Ulysses does on NCCL."""
+    me, everyone = axis.index, range(axis.size)
+    sent = torch.cat([values(me, to, _count(me, to), torch.bfloat16, device) for to in everyone])
+    wanted = torch.cat([values(source, me, _count(source, me), torch.bfloat16, device) for source in everyone])
+    received = torch.zeros_like(wanted)
+    sizes, arriving = ([_count(me, to) for to in everyone], [_count(source, me) for source in everyone])
+    collectives.all_to_all(sent, sizes, received, arriving, axis)
+    expect(received, wanted, "all parts", wrong)
 
 
 def ring(axis: Axis, device: torch.device, wrong: list[str]) -> None:
@@ -106,7 +118,7 @@ def broadcast(axis: Axis, device: torch.device, wrong: list[str]) -> None:
     """Every rank gets the first rank's tensors."""
     wanted = {str(number): values(number, 0, 33, dtype, torch.device("cpu")) for number, dtype in enumerate(DTYPES)}
     given = wanted if axis.index == 0 else None
-    for name, tensor in collectives.broadcast_tensors(describe(wanted), given, axis, device).items():
+    for name, tensor in broadcast_tensors(describe(wanted), given, axis, device).items():
         expect(tensor, wanted[name], f"tensor {name}", wrong)
 
 
@@ -154,5 +166,6 @@ def stop(axis: Axis, device: torch.device, wrong: list[str]) -> None:
 
 
 KINDS: tuple[Kind, ...] = (
-    exchange, ring, pipeline, all_gather, scatter_and_gather, broadcast, all_reduce, gather_weights, agree, stop,
+    exchange, all_to_all, ring, pipeline, all_gather, scatter_and_gather, broadcast, all_reduce, gather_weights, agree,
+    stop,
 )  # fmt: skip

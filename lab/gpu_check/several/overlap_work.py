@@ -81,7 +81,7 @@ class RingWork(Work):
 
     def compute(self) -> None:
         """See ``Work``. It attends to whatever the memory of the other blocks holds."""
-        with mock.patch.object(ring, "start_exchange", return_value=()):
+        with mock.patch.object(ring, "start_messages", return_value=()):
             self.both()
 
     def exchange(self) -> None:

@@ -97,7 +97,7 @@ class CachingModel:
             cache, stale = self.cache.setdefault(site.module, {}), self.stale.get(site.module, {})
             attention = CachedAttention(cache, stale, tokens, mask)
             sizes = [len(chosen[name]) for name in site.streams]
-            routes.append((site.module, WithoutPadding(sizes, attention), site.each_sample))
+            routes.append(Route(site.module, WithoutPadding(sizes, attention), site.each_sample))
         return routes
 
 

@@ -162,7 +162,8 @@ class VaeComparison:
             raise InvalidRequest(f"{self.asked.kind} cannot be split; it runs on one rank: {reason}") from reason
         (source,), height = self.given.values(), self._size()[-2]
         cut = Partition.even(height, min(self.asked.ranks, height))
-        return tuple(formula.bytes_sent(calls, cut, rank, source, result, len(ticks)) for rank in range(len(cut.sizes)))
+        shared = (source, result, module.dtype.itemsize, len(ticks))
+        return tuple(formula.bytes_sent(calls, cut, rank, *shared) for rank in range(len(cut.sizes)))
 
     def compare(self, client: Client, expected: Tensor, formula_bytes: tuple[int, ...], rounds: int = ROUNDS) -> Report:
         """Run the request on all ranks and on one, and compare with diffusers' result and the formula.

@@ -3,12 +3,12 @@
 Between layers a rank sends
 
 - the rows of its block that are in other ranks' halos (``rows.Halo``),
-- mean and variance of each group of each ``GroupNorm``, to every other rank (``norms``),
+- mean and mean square of each group of each ``GroupNorm``, in float64, to every other rank (``norms``),
 - in ring attention over a frame, every rank's keys and values except the next rank's: after the last hop they need not
   be passed on (``RingAttention``).
 
-In addition, rank 0 sends the input's rows and, at each progress unit, a flag that says whether to continue. The other
-ranks send rank 0 their rows of the output. No feature map is gathered.
+In addition, rank 0 sends the input's rows and, where bytes are counted, a flag after each progress unit but the last,
+which says whether to continue. The other ranks send rank 0 their rows of the output. No feature map is gathered.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...layout.partition import Partition
@@ -64,6 +65,7 @@ def bytes_sent(
     rank: int,
     whole_input: Tensor,
     output: Tensor,
+    itemsize: int,
     progress_units: int,
 ) -> int:
     """Return the bytes that one rank sends.
@@ -71,14 +73,15 @@ def bytes_sent(
     Args:
         rank: index of the rank on the split's axis.
         whole_input: the latent (decode) or pixels (encode) that rank 0 scatters.
-        output: the whole result, float32.
-        progress_units: the number of progress units. Rank 0 sends every other rank one flag at each of them.
+        output: the whole result.
+        itemsize: bytes per value of the VAE's dtype, in which the other ranks send their rows of the result.
+        progress_units: the number of progress units. Rank 0 sends every other rank one flag after each but the last.
     """
     between_layers = sum(_call_bytes(call, latent_rows, rank) for call in calls)
     if rank:
-        return between_layers + output.nbytes * latent_rows.sizes[rank] // latent_rows.total
+        return between_layers + output.numel() * itemsize * latent_rows.sizes[rank] // latent_rows.total
     others = latent_rows.total - latent_rows.sizes[0]
-    flags = progress_units * (len(latent_rows.sizes) - 1) * _FLAG_BYTES
+    flags = (progress_units - 1) * (len(latent_rows.sizes) - 1) * _FLAG_BYTES
     return between_layers + whole_input.nbytes * others // latent_rows.total + flags
 
 
@@ -89,7 +92,7 @@ def _call_bytes(call: LayerCall, latent_rows: Partition, rank: int) -> int:
         return sum(_halo_values(shape, window, latent_rows, rank) for shape in call.shapes) * call.itemsize
     shape = call.shapes[0]
     if isinstance(call.layer, nn.GroupNorm):
-        return other_ranks * 2 * shape[0] * call.layer.num_groups * max(4, call.itemsize)
+        return other_ranks * 2 * shape[0] * call.layer.num_groups * torch.double.itemsize
     # shape: [B, C, (T,) H, W]; one token per position
     keys_per_row = prod(shape) // shape[1] // shape[ROW_DIM] * _key_width(call.layer)
     partition = scale_partition(latent_rows, shape[ROW_DIM])

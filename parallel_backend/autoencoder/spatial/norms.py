@@ -1,17 +1,16 @@
 """GroupNorm on one rank's block of rows, with mean and variance over the rows of all ranks.
 
 GroupNorm subtracts the mean of a group of channels over all pixels and divides by their standard deviation, so both
-depend on all rows. Each rank computes mean and variance of its block and sends these two numbers per sample and group
-to every other rank. Every rank then merges them (Chan, Golub and LeVeque 1979), with each rank's share of the rows as
-its weight:
+depend on all rows. Each rank computes mean and variance of its block, and sends to every other rank, for each sample
+and group, its share of the rows times the mean and times the mean square. Every rank adds these up:
 
     mean     = sum(share * rank_mean)
-    variance = sum(share * (rank_variance + (rank_mean - mean) ** 2))
+    square   = sum(share * (rank_variance + rank_mean ** 2))
+    variance = square - mean ** 2
 
-These are the mean and variance of the whole, since all rows have equally many values. The second term of the variance
-counts how far the ranks' means lie apart; averaging variances without it is wrong where the means differ. Merging sums
-and sums of squares in float32 instead would lose the variance where the mean is large relative to it. The merge is in
-float64.
+These are the mean and variance of the whole, since all rows have equally many values. Averaging variances is wrong
+where ranks' means differ. The sums are in float64, since in float32 ``square`` would lose the variance where the mean
+is large relative to it.
 """
 
 import torch
@@ -43,20 +42,18 @@ class MergedNorm:
 
     def _merge(self, local_statistics: Tensor) -> tuple[Tensor, Tensor]:
         """Merge ranks' means and variances ``[2, N, groups]`` to all rows' mean and variance, ``[N, groups]`` each."""
-        axis, sizes = self.rows.axis, self.rows.latent.sizes
-        statistics = torch.stack(all_gather(local_statistics, [local_statistics.shape] * axis.size, axis)).double()
-        share = torch.tensor(sizes, device=local_statistics.device, dtype=torch.double).div_(sum(sizes)).view(-1, 1, 1)
-        means, variances = statistics.unbind(1)
-        mean = (share * means).sum(0)
-        variance = (share * (variances + (means - mean) ** 2)).sum(0)
-        return mean.to(local_statistics.dtype), variance.to(local_statistics.dtype)
+        axis, rows = self.rows.axis, self.rows.latent
+        mean, variance = local_statistics.double()
+        weighted = torch.stack([mean, variance + mean**2]) * (rows.sizes[axis.index] / rows.total)
+        mean, square = torch.stack(all_gather(weighted, [weighted.shape] * axis.size, axis)).sum(0)
+        return mean.to(local_statistics.dtype), (square - mean**2).to(local_statistics.dtype)
 
 
 def _group_norm(x: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
-    """Return ``x`` normalised with the statistics of this block alone, and these, ``[2, N, groups]``.
+    """Return a buffer like ``x``, and mean and variance of this block alone, ``[2, N, groups]``.
 
-    Only the statistics count; the normalised tensor serves as the output buffer. On a CPU torch has no other function
-    that computes them nearly as fast.
+    Only the statistics count; the buffer holds what is normalised with them. On a CPU torch has no other function that
+    computes them nearly as fast.
     """
     count = x[0, 0].numel()
     normed, mean, rstd = torch.native_group_norm(x, None, None, len(x), x.shape[1], count, layer.num_groups, layer.eps)

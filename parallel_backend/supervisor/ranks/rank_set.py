@@ -159,6 +159,10 @@ class RankSet:
         """Tell rank 0 to cancel a request at its next step."""
         self._send(self.ranks[0], rank_control.CancelRun(request_id=request_id))
 
+    def give_way(self, request_id: str) -> None:
+        """Tell rank 0 that another request waits for the end of this one."""
+        self._send(self.ranks[0], rank_control.GiveWay(request_id=request_id))
+
     def _send(self, rank: RankProcess, message: rank_control.ToRank, descriptors: Sequence[int] = ()) -> None:
         try:
             rank_control.send(rank.control, message, descriptors=descriptors)

@@ -46,6 +46,7 @@ GOOD: tuple[Any, ...] = (
     messages.Outcome(request_id="a"),
     StatusQuery(),
     messages.Stop(),
+    messages.Step(),
     messages.Continue(),
     messages.Done(),
     messages.Progress(phase="sampling", value=1, total=2),
@@ -65,12 +66,13 @@ def accepted() -> dict[str, Seeds]:
     control: tuple[Any, ...] = (
         rank_control.Run(header=msgspec.Raw(named["Trial"][PREFIX:])),
         rank_control.CancelRun(request_id="a"),
+        rank_control.GiveWay(request_id="a"),
         rank_control.Prepared(),
         rank_control.Ready(),
         rank_control.Heartbeat(status=RANK),
         rank_control.Finished(request_id="a", code="done"),
     )
-    to_rank = (rank_control.Run, rank_control.CancelRun)
+    to_rank = (rank_control.Run, rank_control.CancelRun, rank_control.GiveWay)
     sent = {type(each).__name__: bytes([not isinstance(each, to_rank)]) + msgspec.json.encode(each) for each in control}
     return {
         "message": {name: packed[PREFIX:] for name, packed in named.items()},

@@ -26,6 +26,9 @@ class EngineClient:
     def status(self) -> None:
         """Say that the backend runs."""
 
+    def end_run(self) -> None:
+        """Do nothing: each step is a request."""
+
     def attempt(
         self, message: Any, tensors: dict[str, Tensor], *, interrupted: Any = None, on_progress: Any = None
     ) -> dict[str, Tensor]:

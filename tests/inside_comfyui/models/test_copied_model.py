@@ -29,6 +29,8 @@ from helpers.parallel_model import CASE, REPLACING, SHIFT, latent, prompt
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from scripts.processes import wait_until
+
 
 def test_a_model_from_elsewhere_is_copied_once(
     executor: Executor, small_native: Any, monkeypatch: pytest.MonkeyPatch
@@ -157,6 +159,8 @@ def test_another_strength_of_a_lora_copies_and_loads_nothing(
         return latent(executor.run(prompt(last, **nodes)))
 
     def loaded() -> list[tuple[str, str, int]]:
+        ended = "the ranks have said that they have nothing to do"
+        wait_until(lambda: not any(rank.progress.phase for rank in backend.status().ranks), 10.0, ended)
         return [(each.path, each.stamp, each.loads) for rank in backend.status().ranks for each in rank.models]
 
     ours, before = [sampled("3", 0.4)], loaded()

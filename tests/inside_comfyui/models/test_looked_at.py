@@ -96,7 +96,7 @@ def recording_model(outputs: Outputs) -> Any:
 
     model = outputs.model.model
     model.current_patcher = outputs.model
-    one_request_per_step(Executor(), model, [], torch.zeros(1), torch.zeros(1), {})
+    one_request_per_step(Executor(), model, [[{}], [{}]], torch.zeros(1), torch.zeros(1), {})
     return seen[0]
 
 

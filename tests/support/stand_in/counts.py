@@ -1,7 +1,7 @@
 """How often the host waits for the GPU, on one rank: in a forward, in a step of a loop, in a part of a VAE's work."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from lab.verify.vae import kinds
 from lab.verify.vae.kinds import KINDS
 from parallel_backend.engine.engine import Engine
-from parallel_backend.protocol.messages import RankRequest
+from parallel_backend.protocol.messages import MeasuredRequest, RankRequest
 from parallel_backend.protocol.tensors import describe
 from parallel_backend.verify import examples
 
@@ -60,8 +60,12 @@ def of_family(class_name: str, variant: str, folder: Path) -> Counts:
 
 
 def of_vae(kind: str, folder: Path) -> Counts:
-    """Count in a part of a decode and of an encode."""
+    """Count in a part of a decode and of an encode. Where bytes are counted, the ranks ask after each part."""
     path = kinds.write(folder, KINDS[kind].module(NARROW))
     rank, size = _Rank(), {"frames": _FRAMES, "rows": 2, "columns": 2}
-    asked = {task: request(path, ranks=1, **size) for task, request in CODING.items()}
-    return Counts(by_work={task: rank.handle(*request)[0].part for task, request in asked.items()})
+    by_work = {}
+    for task, request in CODING.items():
+        message, tensors = request(path, ranks=1, **size)
+        assert isinstance(message, MeasuredRequest)
+        by_work[task] = rank.handle(replace(message, measure="bytes"), tensors)[0].part
+    return Counts(by_work=by_work)

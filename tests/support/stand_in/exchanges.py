@@ -23,9 +23,10 @@ def parts_of(name: str, args: Sequence[Any]) -> Noted:
     return _PARTS[name](*args)
 
 
-def _part(kind: str, peer: int, tensor: Tensor) -> tuple[Part, Tensor]:
-    contiguous = tensor.is_contiguous()
-    return Part(kind=kind, peer=peer, numel=tensor.numel(), dtype=tensor.dtype, contiguous=contiguous), tensor
+def _part(kind: str, peer: int, tensor: Tensor, numel: int | None = None) -> tuple[Part, Tensor]:
+    """A tensor, or ``numel`` values of it that lie one after another."""
+    numel, contiguous = tensor.numel() if numel is None else numel, tensor.is_contiguous()
+    return Part(kind=kind, peer=peer, numel=numel, dtype=tensor.dtype, contiguous=contiguous), tensor
 
 
 def _message(kind: str) -> Callable[..., Noted]:
@@ -54,6 +55,20 @@ def _all_gather_flat(out: Tensor, given: Tensor, boxed: Any, is_async: bool = Tr
     return _waited_at_once(boxed, is_async), [_part("all_gather", -1, given), _part("all_gather into", -1, out)]
 
 
+def _all_to_all(
+    out: Tensor, given: Tensor, boxed: Any, out_sizes: list[int], sizes: list[int], is_async: bool = True, *_: Any
+) -> Noted:
+    """Messages to and from every other rank, as NCCL carries it out."""
+    group = _waited_at_once(boxed, is_async)
+    parts = [
+        _part(kind, dist.get_global_rank(group, peer), tensor, length)
+        for kind, tensor, lengths in (("send", given, sizes), ("receive", out, out_sizes))
+        for peer, length in enumerate(lengths)
+        if peer != group.rank() and length
+    ]
+    return group, parts
+
+
 def _waited_at_once(boxed: Any, is_async: bool) -> dist.ProcessGroup:
     if is_async:
         raise NotImplementedError("nothing notes when an asynchronous collective is waited for")
@@ -66,5 +81,6 @@ _PARTS: dict[str, Callable[..., Noted]] = {
     "broadcast_": _broadcast,
     "allreduce_": _all_reduce,
     "allgather_": _all_gather,
+    "alltoall_base_": _all_to_all,
     "_allgather_base_": _all_gather_flat,
 }

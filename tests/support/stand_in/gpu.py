@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import _get_default_store
 
+from parallel_backend.distributed import collectives
+
 from .generators import StandInGenerator
 from .recorder import Recorder
 from .streams import Streams
@@ -50,6 +52,8 @@ class Gpu:
         self._stack.enter_context(mock.patch.object(torch, "Generator", StandInGenerator))
         batched = partial(self.recorder.batched, dist.batch_isend_irecv)
         self._stack.enter_context(mock.patch.object(dist, "batch_isend_irecv", batched))
+        # gloo, in NCCL's place, cannot coalesce. The recorder notes a batch as one operation, too.
+        self._stack.enter_context(mock.patch.object(collectives, "_coalesced", collectives._batched))
         self._stack.enter_context(self.recorder)
         return self.recorder
 

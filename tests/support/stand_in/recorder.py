@@ -115,6 +115,8 @@ class Recorder(TorchDispatchMode):
         if self._batch is not None:
             self._batch += [(group, part, tensor) for part, tensor in parts]
             return
+        if not parts:
+            return
         number = self._exchange(group, parts)
         self.order.waited(number, on_gpu=parts[0][1].is_cuda)
 
@@ -167,6 +169,8 @@ def _run(func: Any, args: Any, options: Any, tensors: Sequence[Tensor], device: 
     held_args, held_options = _mapped((args, options), _held)
     if _is_gpu(options.get("device")):
         held_options["device"] = _CPU
+    if held_options.get("pin_memory"):  # which a CPU build has not
+        held_options["pin_memory"] = False
     result = func(*held_args, **held_options)
 
     def named(tensor: Tensor) -> Tensor:

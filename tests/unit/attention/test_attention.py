@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from parallel_backend.attention.routing import routed
+from parallel_backend.attention.routing import Route, routed
 from parallel_backend.errors import BackendFailure
 from tests.support import tiny
 
@@ -33,7 +33,7 @@ def test_self_attention_is_routed_and_cross_attention_is_not(block):
         return F.scaled_dot_product_attention(query, key, value, scale=scale)
 
     alone = run(block)
-    with routed([(block.attn1, attention, False)]):
+    with routed([Route(block.attn1, attention, False)]):
         assert torch.equal(run(block), alone)
     assert shapes == [((2, 4, 6, 12),) * 3]
 
@@ -44,7 +44,7 @@ def test_the_undo_restores_the_stock_processor_even_after_an_error(block):
     def fail(*_, **__):
         raise RuntimeError("inside")
 
-    with pytest.raises(RuntimeError, match="inside"), routed([(block.attn1, fail, False)]):
+    with pytest.raises(RuntimeError, match="inside"), routed([Route(block.attn1, fail, False)]):
         run(block)
     assert "forward" not in vars(block.attn1)
     assert block.attn1.processor is stock
@@ -58,7 +58,7 @@ def test_the_undo_restores_a_forward_that_others_have_set(block):
         return stock(*args, **kwargs)
 
     block.attn1.forward = counted
-    with routed([(block.attn1, lambda query, *_, **__: query, False)]):
+    with routed([Route(block.attn1, lambda query, *_, **__: query, False)]):
         run(block)
     assert len(calls) == 1
     assert block.attn1.forward is counted
@@ -75,7 +75,7 @@ def test_attention_that_is_not_routed_is_an_error_and_not_a_wrong_result(block):
     block.attn1.processor = NoAttention()
     with (
         pytest.raises(BackendFailure, match=r"NoAttention\.__call__ computes attention in a way that is not known"),
-        routed([(block.attn1, attention, False)]),
+        routed([Route(block.attn1, attention, False)]),
     ):
         run(block)
 
@@ -98,7 +98,7 @@ def test_a_module_that_calls_attention_another_number_of_times_is_refused(times)
     module = Twice(times)
     with (
         pytest.raises(BackendFailure, match=f"Twice called torch's attention {times} times instead of once"),
-        routed([(module, lambda query, *_, **__: query, False)]),
+        routed([Route(module, lambda query, *_, **__: query, False)]),
     ):
         module(torch.zeros(1, 1, 2, 4))
 
@@ -110,7 +110,7 @@ def test_each_sample_of_a_module_has_its_number():
         samples.append(sample)
         return query
 
-    with routed([(module, attention, True)]):
+    with routed([Route(module, attention, True)]):
         for _ in range(2):
             module(torch.zeros(1, 1, 2, 4))
     assert samples == [0, 1, 2] * 2
@@ -124,7 +124,7 @@ def test_attention_that_ours_does_not_compute_is_refused(option):
             return F.scaled_dot_product_attention(tokens, tokens, tokens, **option)
 
     module = Other()
-    with pytest.raises(BackendFailure, match="which is not supported here"), routed([(module, attend, False)]):
+    with pytest.raises(BackendFailure, match="which is not supported here"), routed([Route(module, attend, False)]):
         module(torch.zeros(1, 1, 2, 4))
 
 
@@ -135,12 +135,38 @@ def attend(query, key, value, *, scale, sample):
 def test_a_layer_finds_the_parameters_of_a_routed_processor(block):
     """diffusers' layers pass on only what their processor names."""
     stock = inspect.signature(block.attn1.processor.__call__)
-    with routed([(block.attn1, attend, False)]):
+    with routed([Route(block.attn1, attend, False)]):
         assert inspect.signature(block.attn1.processor.__call__) == stock
         assert type(block.attn1.processor).__name__ == "WanAttnProcessor"
 
 
 def test_a_backend_that_the_environment_chooses_has_no_effect(block, monkeypatch):
     monkeypatch.setattr(type(block.attn1.processor), "_attention_backend", "flash", raising=False)
-    with routed([(block.attn1, attend, False)]):
+    with routed([Route(block.attn1, attend, False)]):
         assert block.attn1(torch.randn(2, 6, 48), None, None, None).shape == (2, 6, 48)
+
+
+def test_what_a_route_sets_is_made_once_for_each_processor(block):
+    route = Route(block.attn1, attend, False)
+    first = route.replacement()
+    assert route.replacement() is first
+    block.attn1.processor = type(block.attn1.processor)()
+    assert route.replacement()[1] is not first[1]
+    with routed([route]):
+        assert block.attn1(torch.randn(2, 6, 48), None, None, None).shape == (2, 6, 48)
+
+
+def test_keys_that_query_heads_share_reach_attention_once():
+    class Shared(nn.Module):
+        def forward(self, query, key):
+            return F.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+
+    module, shapes = Shared(), []
+
+    def attention(query, key, value, *, scale, sample):
+        shapes.append((key.shape[1], value.shape[1]))
+        return query
+
+    with routed([Route(module, attention, False)]):
+        module(torch.zeros(1, 6, 2, 4), torch.zeros(1, 3, 5, 4))
+    assert shapes == [(3, 3)]

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import wraps
 from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
@@ -10,7 +11,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from parallel_backend.attention import amd, flash_package, kernels
+from parallel_backend.attention import amd, flash_package, kernels, torch_operators
+from parallel_backend.attention.flash_package import FlashPackage
 from parallel_backend.attention.kernels import KERNELS, choose
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.protocol.messages import Forward
@@ -60,10 +62,54 @@ def test_head_sizes_that_a_kernel_does_not_support(name: str, sizes: set[int], s
 
 def test_auto_is_flash_if_installed_and_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose("auto", GPU, HALF, {64}) is KERNELS["sdpa"]
-    monkeypatch.setattr(kernels, "flash_package", lambda device: len)
+    monkeypatch.setattr(kernels, "flash_package", lambda device: FlashPackage.of(2, flash_2))
     assert choose("auto", GPU, HALF, {64}) is KERNELS["flash"]
     assert choose("auto", GPU, HALF, {12}) is KERNELS["sdpa"]
     assert choose("auto", GPU, torch.float32, {64}) is KERNELS["sdpa"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "package", "torchs_choice", "cudnn_runs", "size", "wanted"),
+    [
+        ((9, 0), 3, "CUDNN", True, 128, "flash"),
+        ((9, 0), 2, "CUDNN", True, 128, "sdpa"),
+        ((9, 0), None, "CUDNN", True, 128, "sdpa"),
+        ((9, 0), 2, "FLASH", True, 128, "cudnn"),
+        ((9, 0), 2, "FLASH", False, 128, "flash"),
+        ((9, 0), None, "FLASH", False, 128, "sdpa"),
+        ((9, 0), 2, "FLASH", True, 256, "flash"),
+        ((9, 0), None, "FLASH", True, 256, "sdpa"),
+        ((10, 0), 2, "FLASH", True, 128, "cudnn"),
+        ((12, 0), None, "FLASH", True, 64, "cudnn"),
+        ((8, 0), 2, "CUDNN", True, 128, "flash"),
+        ((8, 9), None, "FLASH", True, 128, "sdpa"),
+    ],
+)
+def test_auto_by_generation(monkeypatch, capability, package, torchs_choice, cudnn_runs, size, wanted) -> None:
+    found = FlashPackage.of(package, flash_2) if package else None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(kernels, "flash_package", lambda device: found)
+    monkeypatch.setattr(kernels, "_torch_picks_cudnn", lambda *_: torchs_choice == "CUDNN")
+    monkeypatch.setattr(kernels, "_cudnn_runs", lambda device: cudnn_runs)
+    assert choose("auto", GPU, HALF, {size}) is KERNELS[wanted]
+
+
+def test_torch_is_asked_what_it_picks_and_cudnn_is_tried(monkeypatch, caplog) -> None:
+    cpu, half = torch.device("cpu"), torch.float32
+    assert not kernels._torch_picks_cudnn(cpu, half, 8)
+    monkeypatch.setattr(torch_operators, "picked", lambda query, *_: SDPBackend.CUDNN_ATTENTION)
+    assert kernels._torch_picks_cudnn(cpu, half, 16)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    kernels._cudnn_runs.cache_clear()
+    monkeypatch.setattr(
+        torch_operators, "cudnn", Mock(side_effect=RuntimeError("No execution plans support the graph"))
+    )
+    assert not kernels._cudnn_runs(cpu)
+    assert "cuDNN's attention does not run on cpu and is not used: No execution plans" in caplog.text
+    kernels._cudnn_runs.cache_clear()
+    monkeypatch.setattr(torch_operators, "cudnn", lambda q, k, v, scale: KERNELS["sdpa"].with_lse(q, k, v, scale))
+    assert kernels._cudnn_runs(cpu)
+    kernels._cudnn_runs.cache_clear()
 
 
 def package_of(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], packages: dict[str, Any]) -> Any:
@@ -71,10 +117,22 @@ def package_of(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], pac
 
     ``packages`` has a function, or the error of one, for each package that is installed.
     """
+    calls = dict.fromkeys(packages, 0)
+
+    def counted(name: str, given: Any) -> Any:
+        @wraps(flash_2 if isinstance(given, Exception) else given)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            if isinstance(given, Exception):
+                raise given
+            return given(*args, **kwargs)
+
+        return function
+
     for name in (V2, V3):
         module = ModuleType(name) if name in packages else None
         if module:
-            module.flash_attn_func = Mock(side_effect=packages[name])  # type: ignore[attr-defined]
+            module.flash_attn_func = counted(name, packages[name])  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
@@ -82,53 +140,104 @@ def package_of(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], pac
     found = [FLASH_PACKAGE(torch.device("cpu")) for _ in range(2)]
     FLASH_PACKAGE.cache_clear()
     assert found[0] is found[1]
-    calls = [sys.modules[name].flash_attn_func.call_count for name in packages]
-    assert max(calls, default=0) <= 1, "tried once"
-    return next((name for name in packages if sys.modules[name].flash_attn_func is found[0]), None)
+    assert max(calls.values(), default=0) <= 1, "tried once"
+    if found[0] is None:
+        return None
+    name = {2: V2, 3: V3}[found[0].version]
+    assert found[0].function is sys.modules[name].flash_attn_func
+    return name
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, softmax_scale: float | None, return_attn_probs: bool):
-    """Like FlashAttention's function, for q, k and v ``[B, tokens, heads, head_dim]``."""
-    assert softmax_scale is None
-    assert return_attn_probs
-    return q, torch.full((q.shape[0], q.shape[2], q.shape[1]), math.log(k.shape[1])), None
+def computed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None):
+    """Attention by definition, for q, k and v ``[B, tokens, heads, head_dim]``, and its log-sum-exp."""
+    q, k, v = (each.transpose(1, 2).float() for each in (q, k, v))
+    k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    return (scores.softmax(-1) @ v).transpose(1, 2), scores.logsumexp(-1)
 
 
-def attend_to_base_2(*args: Any, **kwargs: Any):
-    out, lse, _ = attend(*args, **kwargs)
-    return out, lse / math.log(2), None
+def flash_2(
+    q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+    deterministic=False, return_attn_probs=False,
+):  # fmt: skip
+    """Called as ``flash_attn_func`` of FlashAttention 2.8."""
+    out, lse = computed(q, k, v, softmax_scale)
+    return (out, lse, None) if return_attn_probs else out
+
+
+def flash_3(
+    q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
+    window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0,
+    return_attn_probs=False,
+):  # fmt: skip
+    """Called as ``flash_attn_func`` of FlashAttention 3."""
+    out, lse = computed(q, k, v, softmax_scale)
+    return (out, lse) if return_attn_probs else out
+
+
+def early_flash_3(
+    q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
+    window_size=(-1, -1), softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0,
+):  # fmt: skip
+    """Called as ``flash_attn_func`` of FlashAttention 3 was before it had ``return_attn_probs``."""
+    return computed(q, k, v, softmax_scale)
+
+
+def to_base_2(*args: Any, **kwargs: Any):
+    out, lse = early_flash_3(*args, **kwargs)
+    return out, lse / math.log(2)
+
+
+def without_lse(*args: Any, **kwargs: Any):
+    return flash_3(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("version", "function"), [(2, flash_2), (3, flash_3), (3, early_flash_3)])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_each_version_of_the_package_is_called_as_it_wants(version, function, key_heads) -> None:
+    query, key, value = (torch.randn(2, heads, 7, 8) for heads in (4, key_heads, key_heads))
+    for scale in (None, 0.3):
+        out, lse = FlashPackage.of(version, function)(query, key, value, scale)
+        expected, expected_lse = KERNELS["sdpa"].with_lse(query, key, value, scale)
+        assert (out - expected).abs().max() <= 1e-5
+        assert (lse - expected_lse).abs().max() <= 1e-5
 
 
 NO_IMAGE = RuntimeError("CUDA error: no kernel image is available for execution on the device")
-OLD = TypeError("flash_attn_func() got an unexpected keyword argument 'return_attn_probs'")
 
 
 @pytest.mark.parametrize(
     ("capability", "packages", "used", "named"),
     [
-        ((9, 0), {V2: attend, V3: attend}, V3, []),
-        ((8, 6), {V2: attend, V3: attend}, V2, []),
-        ((12, 0), {V2: attend, V3: attend}, V2, []),
-        ((10, 0), {V3: attend}, None, []),
-        ((9, 0), {V2: attend, V3: NO_IMAGE}, V2, [V3]),
-        ((9, 0), {V2: attend, V3: OLD}, V2, [V3]),
+        ((9, 0), {V2: flash_2, V3: flash_3}, V3, []),
+        ((9, 0), {V2: flash_2, V3: early_flash_3}, V3, []),
+        ((8, 6), {V2: flash_2, V3: flash_3}, V2, []),
+        ((12, 0), {V2: flash_2, V3: flash_3}, V2, []),
+        ((10, 0), {V3: flash_3}, None, []),
+        ((9, 0), {V2: flash_2, V3: NO_IMAGE}, V2, [V3]),
+        ((9, 0), {V2: flash_2, V3: without_lse}, V2, [V3]),
         ((12, 0), {V2: NO_IMAGE}, None, [V2]),
         ((9, 0), {V2: NO_IMAGE, V3: NO_IMAGE}, None, [V3, V2]),
         ((9, 0), {}, None, []),
-        ((9, 0), {V2: attend, V3: attend_to_base_2}, V2, [V3]),
+        ((9, 0), {V2: flash_2, V3: to_base_2}, V2, [V3]),
     ],
 )
 def test_a_flash_package_is_one_that_runs_on_the_gpu(monkeypatch, caplog, capability, packages, used, named) -> None:
     assert package_of(monkeypatch, capability, packages) == used
-    assert [record.args[0] for record in caplog.records] == named
+    reasons = {
+        to_base_2: "its log-sum-exp is another one",
+        without_lse: "not enough values to unpack",
+        NO_IMAGE: NO_IMAGE,
+    }
+    assert len(caplog.records) == len(named)
     for record, name in zip(caplog.records, named, strict=True):
-        reason = "its log-sum-exp is another one" if packages[name] is attend_to_base_2 else packages[name]
-        assert record.getMessage() == f"the package {name} does not run on cpu and is not used: {reason}"
+        expected = f"the package {name} does not run on cpu and is not used: {reasons[packages[name]]}"
+        assert record.getMessage().startswith(expected)
 
 
 def test_amd_gpus_have_no_flash_attention_3(monkeypatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert package_of(monkeypatch, (9, 0), {V2: attend, V3: attend}) == V2  # the capability of an MI250
+    assert package_of(monkeypatch, (9, 0), {V2: flash_2, V3: flash_3}) == V2  # the capability of an MI250
 
 
 @pytest.mark.parametrize("capability", [(9, 4), (7, 5)])
@@ -145,7 +254,7 @@ def test_kernels_on_amd_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[
             InvalidRequest, match=f"^attention '{name}' cannot be used: {reason}.*; sdpa would work here"
         ):
             choose(name, GPU, HALF, {64})
-    monkeypatch.setattr(kernels, "flash_package", lambda device: attend)
+    monkeypatch.setattr(kernels, "flash_package", lambda device: FlashPackage.of(2, flash_2))
     assert choose("flash", GPU, HALF, {64}) is choose("auto", GPU, HALF, {64}) is KERNELS["flash"]
 
 
@@ -156,19 +265,19 @@ def test_amd_gpus_try_torchs_operators_before_their_log_sum_exp_is_used(monkeypa
     monkeypatch.setattr(amd, "with_lse", with_lse)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert KERNELS["sdpa"].with_lse(tokens, tokens, tokens, None)[0] is tokens
-    assert with_lse.call_args.args[-1] == (kernels._torch_flash, kernels._efficient)
+    assert with_lse.call_args.args[-1] == (torch_operators.flash, torch_operators.efficient)
 
 
 @pytest.mark.parametrize(
     ("choice", "head_size", "operator"),
-    [("CUDNN", 64, "_cudnn"), ("FLASH", 64, "_torch_flash"), ("FLASH", 12, "_efficient"), ("MATH", 64, "_efficient"),
-     ("EFFICIENT", 64, "_efficient")],
+    [("CUDNN", 64, "cudnn"), ("FLASH", 64, "flash"), ("FLASH", 12, "efficient"), ("MATH", 64, "efficient"),
+     ("EFFICIENT", 64, "efficient")],
 )  # fmt: skip
 def test_the_log_sum_exp_comes_from_the_operator_that_torch_picks(monkeypatch, choice, head_size, operator) -> None:
     tokens = torch.zeros(1, 2, 3, head_size, device="meta")  # stands for a GPU's: it is not on the CPU
     picked = SDPBackend.MATH if choice == "MATH" else getattr(SDPBackend, f"{choice}_ATTENTION")
-    monkeypatch.setattr(torch.ops.aten, "_fused_sdp_choice", lambda *_, scale: picked.value)
-    monkeypatch.setattr(kernels, operator, lambda *_: (tokens, torch.ones(1, 2, 32, dtype=HALF)))
+    monkeypatch.setattr(torch.ops.aten, "_fused_sdp_choice", lambda *_, scale, enable_gqa: picked.value)
+    monkeypatch.setattr(torch_operators, operator, lambda *_: (tokens, torch.ones(1, 2, 32, dtype=HALF)))
     out, lse = KERNELS["sdpa"].with_lse(tokens, tokens, tokens, None)
     assert out is tokens
     assert (lse.shape, lse.dtype) == ((1, 2, 3), torch.float32)
@@ -177,17 +286,17 @@ def test_the_log_sum_exp_comes_from_the_operator_that_torch_picks(monkeypatch, c
 def test_a_flash_package_that_breaks_the_gpu_ends_the_rank(monkeypatch, caplog) -> None:
     broken = RuntimeError(device_errors.OWN["illegal address"].text)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        package_of(monkeypatch, (9, 0), {V2: attend, V3: broken})
+        package_of(monkeypatch, (9, 0), {V2: flash_2, V3: broken})
     assert not caplog.records
 
 
 def test_flash_falls_back_to_torchs_own_and_auto_to_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = torch.zeros(1, 2, 3, 8)
     own = tokens, torch.zeros(1, 2, 3)
-    monkeypatch.setattr(kernels, "_torch_flash", lambda *_: own)
+    monkeypatch.setattr(torch_operators, "flash", lambda *_: own)
     assert KERNELS["flash"].with_lse(tokens, tokens, tokens, None) is own
     assert choose("auto", GPU, HALF, {64}) is KERNELS["sdpa"]
-    monkeypatch.setattr(kernels, "flash_package", lambda device: attend)
+    monkeypatch.setattr(kernels, "flash_package", lambda device: FlashPackage.of(2, flash_2))
     assert KERNELS["flash"].with_lse(tokens, tokens, tokens, None)[1].shape == (1, 2, 3)
 
 
@@ -202,7 +311,7 @@ def test_emulated_bfloat16_runs_in_float32_where_torch_has_no_kernel(monkeypatch
     monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", efficient)
     for dtype, wanted in ((HALF, torch.float32), (torch.float16, torch.float16)):
         tokens = torch.zeros(1, 2, 3, 8, dtype=dtype)
-        assert kernels._efficient(tokens, tokens, tokens, None)[0].dtype == dtype
+        assert torch_operators.efficient(tokens, tokens, tokens, None)[0].dtype == dtype
         assert ran.pop() == wanted
 
 

@@ -61,7 +61,8 @@ def make(made: GroupPool, *keys: GroupKey) -> None:
         ("one rank", 0, 0), ("ulysses=4", 0, 0), ("ring=4", 0, 0), ("cfg=4", 0, 0), ("tensor=4", 0, 0),
         ("ulysses=2", 1, 1), ("ring=3", 1, 1), ("cfg=2 ulysses=2", 2, 4), ("ring=2 ulysses=2", 2, 4),
         ("ulysses=4 shard_weights", 1, 1), ("ulysses=2 shard_weights", 2, 2), ("ring=2 ulysses=2 shard_weights", 3, 5),
-        ("cfg=2 ulysses=2 shard_weights", 3, 6), ("pipe=2", 3, 3), ("pipe=4", 3, 3), ("cfg=2 pipe=2", 4, 8),
+        ("cfg=2 ulysses=2 shard_weights", 3, 6), ("pipe=2", 3, 3), ("pipe=4", 3, 3), ("cfg=2 pipe=2", 3, 6),
+        ("pipe=2 ulysses=2", 3, 6),
         ("ring=4 stale=previous", 1, 1), ("ring=4 stale=none", 0, 0), ("ring=2 ulysses=2 stale=previous", 3, 6),
     ],
 )  # fmt: skip

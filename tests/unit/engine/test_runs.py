@@ -8,13 +8,14 @@ import torch
 
 from parallel_backend.distributed.world import world
 from parallel_backend.engine.kept_tensors import KeptTensors
-from parallel_backend.engine.runs import MOST, Runs, run_key
+from parallel_backend.engine.runs import MOST, Runs
 from parallel_backend.engine.shared_tensors import complete, share_changing, share_constant
 from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.frames import TensorMeta
 from parallel_backend.protocol.messages import CHANGING, Forward
 from parallel_backend.protocol.model_spec import Adapter, Devices, ModelSpec, Overlay
+from parallel_backend.protocol.run_key import run_key
 
 MESSAGE = Forward(model=ModelSpec(path="/model", devices=Devices(kind="cpu", indices=(0, 1))), branches=2)
 SPEC = MESSAGE.model
@@ -72,12 +73,22 @@ def test_the_most_recently_used_runs_stay() -> None:
     runs, kept = Runs(), [Mock() for _ in range(MOST + 1)]
     for number, run in enumerate(kept):
         runs.put(number, run)
-        assert runs.get(0 if number < MOST else 2)
+        used = 0 if number < MOST else 2
+        runs.put(used, runs.take(used))
     assert [number for number in range(MOST + 1) if runs.get(number)] == [0, 2, 3, 4]
     assert [run.release.called for run in kept] == [False, True, False, False, False]
     runs.clear()
     assert runs.get(0) is None
     assert all(run.release.called for run in kept)
+
+
+def test_a_run_that_is_carried_out_is_not_released() -> None:
+    runs, run = Runs(), Mock()
+    runs.put(0, run)
+    assert runs.take(0) is run
+    runs.clear()
+    assert not run.release.called
+    assert runs.get(0) is None
 
 
 def test_kept_tensors_leave_by_their_use_and_are_known_by_shape_and_dtype() -> None:

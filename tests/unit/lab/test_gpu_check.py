@@ -40,6 +40,7 @@ def test_a_command_that_fails_shows_the_end_of_its_output(run):
     assert outcome.output.endswith("the reason\n")
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_command_that_takes_too_long(run, tmp_path):
     child = "import time; time.sleep(300)"
     code = (
@@ -148,6 +149,7 @@ print('{{"found": ' + str(len(kept.found)) + '}}')
 """
 
 
+@pytest.mark.long
 def test_what_timed_out_goes_on_with_the_rest_and_what_ended_does_not_run_again(monkeypatch, tmp_path, capsys):
     log, end, ended = tmp_path / "log", tmp_path / "end", tmp_path / "ended"
     checks = (

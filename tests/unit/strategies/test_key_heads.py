@@ -12,6 +12,7 @@ from parallel_backend.errors import InvalidRequest
 from parallel_backend.interfaces.geometry import IMAGE, AllReduce, AttentionKind, Extent, Geometry
 from parallel_backend.interfaces.strategy import Workload
 from parallel_backend.interfaces.tensor_cuts import attention_cuts
+from parallel_backend.layout.head_split import HeadSplit
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.strategies import tensor
 from parallel_backend.strategies.ring import Ring
@@ -92,7 +93,12 @@ def heads(layout, key_heads):
     """Each rank's heads outside and inside Ulysses' attention."""
     wanted = workload(key_heads)
     (site,) = wanted.geometry.sites
-    return [wanted.heads(layout, site, layout.coordinates(rank)) for rank in range(layout.ranks)]
+    found = []
+    for rank in range(layout.ranks):
+        place = layout.coordinates(rank)
+        split = wanted.heads(layout, site, place)
+        found.append((split.queries.total, split.queries.sizes[place["ulysses"]]))
+    return found
 
 
 def test_ranks_have_whole_groups_of_heads():
@@ -106,13 +112,14 @@ def test_bytes_follow_the_ranks_heads():
     each = 2 * 2 * 5 * 4  # samples, layers, features of a head, bytes of a value
     layout = ParallelLayout(tensor=3, ulysses=2)
     sent = [Ulysses().bytes_sent(layout, workload(8), rank) for rank in range(6)]
-    # 5 tokens' q, k and v for the other rank's heads, and the own heads' results for the other rank's 5 tokens
-    five_heads, four_heads, three_heads = 3 * 5 * 4 + 5 * 5, 3 * 5 * 5 + 5 * 4, 3 * 5 * 3 + 5 * 3
+    # 5 tokens' q for the other rank's heads, k and v of the key heads that these need (3 query heads share one), and
+    # the own heads' results for the other rank's 5 tokens
+    five_heads, four_heads, three_heads = 5 * (4 + 2 * 2) + 5 * 5, 5 * (5 + 2 * 2) + 5 * 4, 5 * (3 + 2 * 1) + 5 * 3
     wanted = [five_heads, five_heads, three_heads, four_heads, four_heads, three_heads]
     assert sent == [each * values for values in wanted]
     layout = ParallelLayout(tensor=3, ring=2)
     sent = [Ring().bytes_sent(layout, workload(8), rank) for rank in range(6)]
-    assert sent == [each * 2 * 5 * count for count in (9, 9, 6, 9, 9, 6)]  # repeated keys and values
+    assert sent == [each * 2 * 5 * count for count in (3, 3, 2, 3, 3, 2)]
 
 
 def test_each_rank_needs_a_key_head():
@@ -123,3 +130,22 @@ def test_each_rank_needs_a_key_head():
     parallel.check(ParallelLayout(tensor=24), workload(None))
     with pytest.raises(InvalidRequest, match=r"tensor=25: this model has 24 attention heads"):
         parallel.check(ParallelLayout(tensor=25), workload(None))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "keys", "repeats"),
+    [
+        ((6, 3), 2, [(0, 2), (1, 3)], [[2, 1], [1, 2]]),
+        ((6, 3), 3, [(0, 1), (1, 2), (2, 3)], [[1], [1], [1]]),
+        ((6, 3), 4, [(0, 1), (1, 2), (2, 3), (2, 3)], [[1]] * 4),
+        ((24, 6), 4, [(0, 2), (1, 3), (3, 5), (4, 6)], [[2, 1], [1, 2]] * 2),
+        ((8, 2), 3, [(0, 1), (0, 2), (1, 2)], [[1], [1, 2], [1]]),
+        ((4, 4), 3, [(0, 2), (2, 3), (3, 4)], [[1, 1], [1], [1]]),
+        ((2, 1), 3, [(0, 1), (0, 1), (1, 1)], [[1], [1], []]),
+    ],
+)
+def test_ulysses_sends_the_key_heads_that_a_rank_needs(sizes, ranks, keys, repeats):
+    heads, key_heads = sizes
+    split = HeadSplit.even(heads, key_heads, ranks)
+    assert [(split.keys(rank).start, split.keys(rank).stop) for rank in range(ranks)] == keys
+    assert [split.repeats(rank) for rank in range(ranks)] == repeats

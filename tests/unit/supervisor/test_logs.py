@@ -207,12 +207,13 @@ def sample(**spec: object) -> Sample:
 
 def test_a_line_has_what_was_asked_and_what_it_took():
     request = queued(sample(layout=ParallelLayout(ulysses=2)))
-    request.finished = Finished(request_id="", code="done", seconds={"sampling": 3.0, "replying": 0.5}, sent=8192)
+    request.finished = Finished(
+        request_id="", code="done", seconds={"sampling": 3.0, "replying": 0.5}, sent=8192, received=4096
+    )
     line = line_of(request)
     assert (line.kind, line.model, line.layout, line.steps) == ("Sample", "shapes", "ulysses=2", 4)
     assert line.size == (1, 16, 2, 8, 8)
-    assert line.received == sum(meta.nbytes for meta in METAS)
-    assert (line.sent, line.outcome) == (8192, "done")
+    assert (line.received, line.sent, line.outcome) == (4096, 8192, "done")
     assert line.seconds == pytest.approx(
         {"queued": 1.0, "starting": 2.0, "running": 4.0, "sampling": 3.0, "replying": 0.5}, abs=0.1
     )

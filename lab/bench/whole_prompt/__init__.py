@@ -1,0 +1,1 @@
+"""A whole prompt in a real ComfyUI, and where its time goes."""
