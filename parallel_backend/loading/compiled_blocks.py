@@ -1,51 +1,49 @@
 """The blocks of a loaded transformer, compiled by ``torch.compile`` (https://pytorch.org/docs/stable/torch.compiler.html).
 
 Each class of layers is compiled once, for all sizes. What streams or gathers a layer's weights stays outside, and so do
-exchanges between ranks (``attention/compiled.py``). LoRAs are part of the code: their coming and going compiles once
-more, their strengths do not.
+attention, compressed weights and exchanges between ranks (``operators.py``). LoRAs are part of the code: their coming
+and going compiles once more, their strengths do not.
 """
 
-import importlib.util
-import os
-import shutil
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..attention.compiled import PLACES, Place, computing
-from ..attention.routing import compilable, set_until_exit
-from ..errors import InvalidRequest
+from .. import operators
+from ..attention.routing import compile_attention, set_until_exit
+from ..errors import BackendFailure, InvalidRequest
 from ..interfaces.family import AttentionSite, Family
+from ..operators import Numbered
 from ..progress import COMPILING, PROGRESS
+from .compressed_linear import CompressedLinear
 
 BACKEND = "inductor"
 
-_SHAPES = 64
-"""Versions of one class's code that are kept: a layer may have other inputs on some ranks, and LoRAs come and go."""
+_SAID = 400
+"""Characters of a compiler's words that a sentence repeats."""
+
+_VERSIONS = 1 << 16
+"""Versions of one class's code that are kept. More are not compiled, so it is a number that is never reached."""
 
 
 class CompiledBlocks:
-    """Compiles the blocks of a family when they first compute.
-
-    Attributes:
-        fresh: whether no block has computed yet since they were to be compiled.
-    """
+    """Compiles the blocks of a family when they first compute."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
         self._undo = ExitStack()
-        self._on = self.fresh = False
+        self._on = False
 
     def use(self, on: bool) -> None:
         """Compile the blocks, or let them compute as they are."""
         if on == self._on:
             return
         self._undo.close()
-        self._on = self.fresh = on
+        self._on = on
         if on:
             _configure()
             sites = {site.module: site for site in self._family.attentions}
@@ -54,24 +52,31 @@ class CompiledBlocks:
                     self._compile(layer, [sites[each] for each in layer.modules() if each in sites])
 
     def _compile(self, layer: nn.Module, sites: Sequence[AttentionSite]) -> None:
-        places = [Place(site.each_sample) for site in sites]
-        for number, (site, place) in enumerate(zip(sites, places, strict=True)):
-            set_until_exit(self._undo, site.module, *compilable(site.module, number))
-            PLACES[site.module] = place
-            self._undo.callback(PLACES.pop, site.module)
+        places = [
+            compile_attention(self._undo, site.module, number, site.each_sample) for number, site in enumerate(sites)
+        ]
+        compressed = [each for each in layer.modules() if isinstance(each, CompressedLinear)]
+        numbered = Numbered(attention=places, layers=[each.forward for each in compressed])
+        for number, each in enumerate(compressed):
+            set_until_exit(self._undo, each, "forward", _outside(each.rows, number))
         code = _code(type(layer).forward, BACKEND)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            self.fresh = False
-            with computing(places):
+            with numbered.computing(), _named(type(layer)):
                 return code(layer, *map(_plain, args), **{name: _plain(each) for name, each in kwargs.items()})
 
         set_until_exit(self._undo, layer, "forward", forward)
 
 
 def _plain(value: Any) -> Any:
-    """Return a tensor contiguous: the code would be compiled again for one that is a slice in some of the blocks."""
-    return value.contiguous() if isinstance(value, torch.Tensor) else value
+    """Return a tensor with the strides of its shape: the code would be compiled again for others."""
+    return value.contiguous().view(-1).view(value.shape) if isinstance(value, Tensor) else value
+
+
+@cache
+def _outside(features: int, number: int) -> Callable[[Tensor], Tensor]:
+    """Return the ``forward`` of a layer that is computed outside of compiled code."""
+    return lambda x: operators.layer(x, features, number)
 
 
 @cache
@@ -80,32 +85,75 @@ def _code(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
     return compiled
 
 
+@contextmanager
+def _named(kind: type) -> Iterator[None]:
+    try:
+        yield
+    except torch._dynamo.exc.TorchDynamoException as error:
+        raise BackendFailure(f"{kind.__name__} cannot be compiled, so choose compile=off: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """Return the beginning of what a compiler says."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_SAID]
+
+
 @cache
 def _configure() -> None:
-    """Let compiled code see hooks that come later, which are LoRAs, and say while it compiles."""
+    """Let compiled code call operators, and see hooks that come later, which are LoRAs."""
     import torch._dynamo as dynamo
+
+    operators.define()
+    dynamo.config.skip_nnmodule_hook_guards = False
+    dynamo.config.capture_dynamic_output_shape_ops = True  # Mochi looks for the text that is not masked
+    dynamo.config.recompile_limit = dynamo.config.accumulated_recompile_limit = _VERSIONS
+
+
+@contextmanager
+def compilations(report: Callable[[bool], None]) -> Iterator[None]:
+    """Say when something is compiled while the context lasts.
+
+    Args:
+        report: gets False at the start and True at the end of each compilation.
+    """
     from torch._dynamo.callback import callback_handler
 
-    dynamo.config.skip_nnmodule_hook_guards = False
-    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _SHAPES)
-    phases: list[ExitStack] = []
+    phase = ExitStack()
 
-    def start(_: Any) -> None:
-        phases.append(ExitStack())
-        phases[-1].enter_context(PROGRESS.phase(COMPILING))
+    def start(*_: object) -> None:
+        report(False)
+        phase.enter_context(PROGRESS.phase(COMPILING))
+
+    def end(*_: object) -> None:
+        phase.close()
+        report(True)
 
     callback_handler.register_start_callback(start)
-    callback_handler.register_end_callback(lambda _: phases.pop().close())
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(start)
+        callback_handler.remove_end_callback(end)
 
 
 def check_compiler(device: torch.device) -> None:
-    """Refuse to compile where there is no compiler.
+    """Refuse to compile where a small function does not. The first call in a process takes seconds.
 
     Raises:
         InvalidRequest: the machine lacks what torch compiles with on this device.
     """
-    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        raise InvalidRequest("compile=blocks needs the package triton on GPUs: install it, or choose off")
-    names = [os.environ[name] for name in ("CXX", "CC") if os.environ.get(name)] + ["g++", "clang++", "gcc", "cc"]
-    if not any(shutil.which(name) for name in names):
-        raise InvalidRequest("compile=blocks needs a C++ compiler on the ranks' machine: install g++, or choose off")
+    compiled = _code(_twice, BACKEND)
+    try:
+        with PROGRESS.phase(COMPILING), torch.inference_mode():
+            compiled(torch.ones(8, device=device))
+    except Exception as error:  # torch, inductor, Triton and compilers have many
+        needs = "Triton, a C compiler and Python's headers" if device.type == "cuda" else "a C++ compiler, such as g++"
+        raise InvalidRequest(
+            f"compile=blocks does not work on the ranks' machine ({_said(error)}): it needs {needs}; install "
+            "them, or choose off"
+        ) from error
+
+
+def _twice(x: Tensor) -> Tensor:
+    return 2 * x

@@ -119,6 +119,7 @@ class Transformers:
         plans: dict[str, PlannedTransformer],
         adapters: Sequence[Adapter],
         overlay: Overlay | None,
+        *,
         compiled: bool,
     ) -> Family:
         """Return this rank's part, on a mesh, of the transformer component ``name``; load it if necessary.
@@ -143,10 +144,6 @@ class Transformers:
         self.parts.changed_by(name, lambda changes: changes.use(adapters, overlay))
         self._compiled.setdefault(family, CompiledBlocks(family)).use(compiled)
         return family
-
-    def to_compile(self, family: Family) -> bool:
-        """Return whether the blocks of a transformer that ``get`` returned have computed nothing since they changed."""
-        return self._compiled[family].fresh
 
     def agree(self, mesh: RankMesh) -> None:
         """Drop transformers that the ranks of the mesh do not all hold on the groups of one mesh.

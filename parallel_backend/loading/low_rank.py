@@ -142,10 +142,6 @@ class _Hook:
         return out
 
 
-def _number(factors: LowRank, strength: float) -> Tensor:
-    return torch.tensor(strength * factors.scale, device=factors.up.device)
-
-
 def _nbytes(factors: Factors) -> int:
     return sum(change.nbytes for changes in factors.values() for change in changes)
 

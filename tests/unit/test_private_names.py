@@ -62,6 +62,7 @@ USES = (
     Use("torch._dynamo", "parallel_backend/loading/compiled_blocks.py"),
     Use("torch._dynamo.callback.callback_handler", "parallel_backend/loading/compiled_blocks.py"),
     Use("torch.distributed.distributed_c10d._resolve_process_group", BYTES),
+    Use("torch.distributed.distributed_c10d._resolve_process_group", "parallel_backend/operators.py"),
     Use("torch.distributed.ProcessGroup._start_coalescing", COLLECTIVES),
     Use("torch.distributed.ProcessGroup._end_coalescing", COLLECTIVES),
     Use("torch.nn.Module._apply", "parallel_backend/loading/partial.py", "fn"),

@@ -1,16 +1,21 @@
 """Compiled blocks equal the others, and only what says so compiles again. The code is torch's own, not inductor's."""
 
 import copy
-import shutil
+import os
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
 
-from parallel_backend.errors import InvalidRequest
+from parallel_backend.errors import BackendFailure, InvalidRequest
+from parallel_backend.families.registry import family_of
 from parallel_backend.loading import compiled_blocks
-from parallel_backend.loading.compiled_blocks import CompiledBlocks, check_compiler
+from parallel_backend.loading.compiled_blocks import CompiledBlocks, check_compiler, compilations
 from parallel_backend.loading.low_rank import LowRank, _Hook
 from parallel_backend.progress import COMPILING, PROGRESS
 from tests.support import families
@@ -24,7 +29,7 @@ class Compiled:
 
     def __init__(self, kind: tuple[str, str]) -> None:
         self.kind = kind
-        self.family = families.family_of(kind[0])(copy.deepcopy(families.module(*kind)))
+        self.family = family_of(kind[0])(copy.deepcopy(families.module(*kind)))
         self.blocks = CompiledBlocks(self.family)
         self.started = counters["stats"]["unique_graphs"]
 
@@ -41,7 +46,7 @@ class Compiled:
         plain, compiled = (self.predict(on=on, **options) for on in (False, True))
         torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
 
-    def adapt(self, strength: float, scale: float = 1.0) -> list:
+    def adapt(self, strength: float, scale: float = 1.0) -> list[Any]:
         generator = torch.Generator().manual_seed(1)
         handles = []
         for block in self.family.blocks:
@@ -55,11 +60,18 @@ class Compiled:
         return handles
 
 
+@pytest.fixture(autouse=True)
+def recursion_limit():
+    """inductor raises it, and other tests need it as it is."""
+    limit = sys.getrecursionlimit()
+    yield
+    sys.setrecursionlimit(limit)
+
+
 @pytest.fixture
 def compiled(monkeypatch):
     monkeypatch.setattr(compiled_blocks, "BACKEND", "eager")
-    torch._dynamo.reset()  # which forgets callbacks
-    compiled_blocks._configure.cache_clear()
+    torch._dynamo.reset()
     return Compiled(KIND)
 
 
@@ -98,37 +110,61 @@ def test_an_adapter_that_comes_compiles_once_and_its_strength_never(compiled):
 
 
 def test_it_says_that_it_compiles(compiled, monkeypatch):
-    phases = []
+    phases: list[str] = []
+    said: list[bool] = []
     phase = PROGRESS.phase
-    monkeypatch.setattr(PROGRESS, "phase", lambda name: phases.append(name) or phase(name))
-    assert not compiled.blocks.fresh
-    compiled.blocks.use(True)
-    assert compiled.blocks.fresh
+
+    def noted(name):
+        phases.append(name)
+        return phase(name)
+
+    monkeypatch.setattr(PROGRESS, "phase", noted)
+    with compilations(said.append):
+        compiled.predict(on=True)
+        assert phases == [COMPILING] * CLASSES
+        assert said == [False, True] * CLASSES
+        compiled.predict(on=True, seed=2)
+    compiled.adapt(0.5)
     compiled.predict(on=True)
-    assert COMPILING in phases
-    assert not compiled.blocks.fresh
+    assert len(said) == 2 * CLASSES
 
 
-def test_a_machine_without_a_compiler_is_refused(monkeypatch):
-    check_compiler(torch.device("cpu"))
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(InvalidRequest, match="compile=blocks needs a C\\+\\+ compiler"):
+def test_a_machine_without_a_compiler_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # without what was compiled before
+    torch._dynamo.reset()
+    refusal = r"compile=blocks does not work .*InvalidCxxCompiler.* it needs a C\+\+ compiler, such as g\+\+"
+    with inductor_config.patch({"cpp.cxx": ("no such compiler",)}), pytest.raises(InvalidRequest, match=refusal):
         check_compiler(torch.device("cpu"))
 
 
+def test_what_cannot_be_compiled_says_so(compiled, monkeypatch):
+    monkeypatch.setattr(compiled_blocks, "BACKEND", lambda *_: 1 / 0)
+    compiled.blocks = CompiledBlocks(compiled.family)
+    with pytest.raises(
+        BackendFailure, match=r"FluxTransformerBlock cannot be compiled, so choose compile=off: .*by zero"
+    ):
+        compiled.predict(on=True)
+
+
 ONE_OF_EACH = list({name: (name, kind) for name, kind in reversed(list(families.variants()))}.values())
+WAN = next(each for each in ONE_OF_EACH if each[0] == "WanTransformer3DModel")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [each for each in ONE_OF_EACH if each[0] != "MochiTransformer3DModel"])
-def test_families(kind, monkeypatch):
-    monkeypatch.setattr(compiled_blocks, "BACKEND", "eager")
+@pytest.mark.parametrize("kind", [WAN, *(pytest.param(each, marks=pytest.mark.long) for each in ONE_OF_EACH)])
+def test_inductor_equals_stock(kind):
     torch._dynamo.reset()
-    Compiled(kind).check()
+    check_compiler(torch.device("cpu"))
+    compiled = Compiled(kind)
+    inputs = families.inputs(*kind, batch=2)
+    with torch.inference_mode():
+        wanted = compiled.family.stock(inputs)
+        size = inputs["hidden_states"].shape[2:]
+        got = compiled.family.unpatchify(compiled.predict(on=True), size)
+    assert (got - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
 @pytest.mark.long
-def test_inductor():
+def test_inductor_takes_loras():
     torch._dynamo.reset()
     compiled = Compiled(KIND)
     compiled.check()
@@ -140,3 +176,24 @@ def test_inductor():
     compiled.adapt(0.9)
     compiled.check()
     assert compiled.compilations() == before
+
+
+RESTARTED = """
+import torch
+from torch._dynamo.utils import counters
+from tests.unit.loading.test_compiled_blocks import WAN, Compiled
+Compiled(WAN).predict(on=True)
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+@pytest.mark.long
+def test_the_next_process_finds_the_code_on_disk(tmp_path):
+    def start() -> list[str]:
+        return subprocess.run(
+            [sys.executable, "-c", RESTARTED], check=True, capture_output=True, text=True, timeout=300,
+            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+        ).stdout.split()  # fmt: skip
+
+    assert start() == ["0", "1"]
+    assert start() == ["1", "0"]
