@@ -46,10 +46,10 @@ ATTENTION_TOOLTIP = (
     "is installed, cuDNN and torch's own. sage is faster and not exact."
 )
 
-COMPILES: list[Compile] = ["off", "blocks"]
+COMPILES = ["off", "blocks"]
 COMPILE_TOOLTIP = (
     "blocks: the ranks compile the model's blocks with torch.compile. The first step takes a minute or more, and steps "
-    "are faster afterwards. It needs a C++ compiler."
+    "are faster afterwards. It needs a C++ compiler, and on GPUs Triton."
 )
 
 
