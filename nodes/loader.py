@@ -18,11 +18,11 @@ from ..parallel_backend.protocol.model_spec import Compile, Devices, DType, Mode
 from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle
-from .backend.devices import content_for, parse_devices
+from .backend.devices import content_for, expect_ranks, parse_devices
 from .backend.queued_checks import refusal_by
 from .bridges.announcements import Part, besides_the_model, flags_without_effect
 from .bridges.bridge import BackendText, Bridge
-from .bridges.compute_dtype import auto_dtype
+from .bridges.compute_dtype import auto_dtype, auto_vae_dtype
 from .bridges.left_over import left_over
 from .families.registry import bridge_for
 from .layout import LayoutType
@@ -128,7 +128,7 @@ def open_vae(path: Path, devices: str, node_id: str, keeps: object = None) -> Ha
 
 
 def _model_dtype(checkpoint: Checkpoint, devices: Devices) -> DType:
-    """Return the dtype of the MODEL in a VAE's file, whose entry in the ranks the VAE shares. A VAE is in float32."""
+    """Return the dtype of the MODEL in a VAE's file, whose entry in the ranks the VAE shares."""
     try:
         return auto_dtype(bridge_for(checkpoint), devices)
     except InvalidRequest:  # no MODEL can come from this file
@@ -162,8 +162,8 @@ def _inputs() -> list[Any]:
             "dtype",
             options=list(DTYPES),
             default="auto",
-            tooltip="Data type of the weights. auto: the one that ComfyUI itself would compute in. The VAE is always "
-            "fp32.",
+            tooltip="Data type of the weights. auto: the one that ComfyUI itself would compute in. The VAE has the one "
+            "that ComfyUI's own VAE would have.",
         ),
         io.String.Input("devices", default="all", tooltip=DEVICES_TOOLTIP),
         LayoutType.Input("layout", optional=True, tooltip=LAYOUT_TOOLTIP),
@@ -207,8 +207,9 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     @override
-    def fingerprint_inputs(cls, model_name: Any = None, **_: Any) -> str:
+    def fingerprint_inputs(cls, model_name: Any = None, devices: Any = None, **_: Any) -> str:
         """Return a stamp of the model's files, so that the node runs again when they change."""
+        expect_ranks(devices)
         return checkpoints.stamp(model_name) if model_name else ""
 
     @classmethod
@@ -232,9 +233,11 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         state = "; ".join(filter(None, ["weights load at first use", *said]))
         handle.show(state)
         model = remote_patcher(parallel_model(handle, bridge))
+        vae_dtype: DType = auto_vae_dtype(bridge.vae, handle.spec.devices) if bridge.vae else "auto"
+        check_vae = partial(check_output, handle.checkpoint, VAE_OUTPUT)
         return io.NodeOutput(
             model,
             checkpoint_clip(handle, bridge.text, model),
-            RemoteVAE(handle, bridge.latent_scale(), model, partial(check_output, handle.checkpoint, VAE_OUTPUT)),
+            RemoteVAE(handle, bridge.latent_scale(), model, vae_dtype, check_vae),
             ui={"text": (handle.describe(state),)},
         )

@@ -9,7 +9,7 @@ from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.protocol.model_spec import Compile
-from .backend.devices import parse_devices
+from .backend.devices import expect_ranks, parse_devices
 from .backend.queued_checks import refusal_by
 from .bridges.announcements import flags_without_effect
 from .families.registry import bridge_for
@@ -82,8 +82,9 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     @override
-    def fingerprint_inputs(cls, **_: Any) -> int:
+    def fingerprint_inputs(cls, devices: Any = None, **_: Any) -> int:
         """Return how often the model's file has changed, so that the node runs again when it does."""
+        expect_ranks(devices)
         return source_changes(cls.hidden.unique_id)
 
     @classmethod

@@ -12,9 +12,10 @@ from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle, progress_bar
-from .backend.devices import parse_devices
+from .backend.devices import expect_ranks, parse_devices
 from .backend.queued_checks import refusal_by
 from .bridges.announcements import flags_without_effect
+from .bridges.compute_dtype import auto_vae_dtype, loaded_vae_dtype
 from .loader import DEVICES_TOOLTIP, open_vae
 from .picture_metadata import label_saved_images
 from .remote.adopt import COPY_TEXT, copy_vae, source_file
@@ -72,8 +73,9 @@ class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
 
     @classmethod
     @override
-    def fingerprint_inputs(cls, **_: Any) -> int:
+    def fingerprint_inputs(cls, devices: Any = None, **_: Any) -> int:
         """Return how often the VAE's file has changed, so that the node runs again when it does."""
+        expect_ranks(devices)
         return source_changes(cls.hidden.unique_id)
 
     @classmethod
@@ -90,13 +92,15 @@ class ParallelVAE(io.ComfyNode):  # type: ignore[misc]
         shown_on, upstream = prompt.get_display_node_id(node_id), _vae_upstream(cls.hidden)
         if upstream is None or upstream.model_name is None:
             handle, text = _from_loaded(vae, devices, shown_on)
+            dtype = loaded_vae_dtype(vae)
         else:
             remember_source(node_id, upstream.model_name)
             handle = open_vae(checkpoints.path_of(upstream.model_name), devices, shown_on)
             text = describe_reading(prompt, upstream, node_id)
+            dtype = auto_vae_dtype(vae_of(handle.checkpoint), handle.spec.devices)
         handle.keep_weights()
         text = "; ".join(filter(None, [text, flags_without_effect("vae")]))
-        return io.NodeOutput(vae_alone(handle, vae_of(handle.checkpoint).scale), ui={"text": (text,)})
+        return io.NodeOutput(vae_alone(handle, vae_of(handle.checkpoint).scale, dtype), ui={"text": (text,)})
 
 
 def _from_loaded(source: Any, devices: str, node_id: str) -> tuple[Handle, str]:

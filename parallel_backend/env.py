@@ -156,9 +156,9 @@ IDLE_TIMEOUT = Variable[float | None](
 SPARES = Variable[int | None](
     name="PARALLEL_DIT_SPARES", type="number", parse=count, default=None, unset="as many as fit",
     meaning="The number of spare ranks on this machine; 0 for none. Without it there are as many as the last set had "
-    "ranks here, or as there are GPUs (of another host, those that its `--devices` names) before the first request, if "
-    "all of them take at most a sixteenth of the machine's memory, at 400 MiB each, and a tenth of it stays free. "
-    "Otherwise there are none.",
+    "ranks here, or as the last prompt that began without ranks asks for, or before both as there are GPUs (of another "
+    "host, those that its `--devices` names), if all of them take at most a sixteenth of the machine's memory, at 400 "
+    "MiB each, and a tenth of it stays free. Otherwise there are none.",
     wanted="it must be a number, 0 or more",
 )  # fmt: skip
 CPU_RANKS = Variable[int](

@@ -20,6 +20,7 @@ import torch
 from lab.engine.echo import ECHO
 from parallel_backend.client import devices as device_list
 from parallel_backend.client.client import Client
+from parallel_backend.client.constant_tensors import ConstantTensors
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
@@ -37,6 +38,8 @@ PATCH = (1, 16, 16)
 """Patch size with which this latent is 64 tokens, so that a forward takes next to no time."""
 TEXT = 32
 CALLS = 30
+CONDITIONING = 105_000_000
+"""Bytes that a step of Wan image to video has in common with the step before."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +86,7 @@ class WireMeasurement:
         here: seconds of a forward in this process.
         forward: by layout, seconds of the same forward through the backend.
         added: by layout, added seconds over the forward in this process in the same round.
+        same: by dtype, seconds to see that ``CONDITIONING`` is that of the step before, and of ``torch.equal``.
     """
 
     reply_bytes: int
@@ -94,6 +98,7 @@ class WireMeasurement:
     here: Spread
     forward: dict[str, Spread]
     added: dict[str, Spread]
+    same: dict[str, tuple[float, float]]
 
     def describe(self) -> str:
         """Format the results as text."""
@@ -106,6 +111,11 @@ class WireMeasurement:
         ]
         for layout, spread in self.forward.items():
             lines.append(f"{'Forward, ' + layout:>24}: {spread}, adds {self.added[layout]}")
+        for dtype, (ours, plain) in self.same.items():
+            lines.append(
+                f"{CONDITIONING / 1e6:.0f} MB of conditioning as in the step before, {dtype}: seen in "
+                f"{ours * 1e3:.1f} ms, {ours / plain:.2f} times torch.equal's"
+            )
         lines.append("added: the round trip and the checks; on several ranks also splitting, exchanging and gathering")
         return "\n".join(lines)
 
@@ -152,7 +162,22 @@ def measure(client: Client, *, devices: Devices, pixels: int = PIXELS) -> WireMe
         here=Spread.of(here),
         forward={layout: Spread.of(seconds) for layout, seconds in forward.items()},
         added={layout: Spread.of(list(map(sub, seconds, here))) for layout, seconds in forward.items()},
+        same={str(dtype).rpartition(".")[2]: _repeated(dtype) for dtype in (torch.float32, torch.bfloat16)},
     )
+
+
+def _repeated(dtype: torch.dtype) -> tuple[float, float]:
+    """Return the fewest seconds in which conditioning is seen to be the same, and those of a plain comparison."""
+    name, text = "0.encoder_hidden_states", torch.randn(CONDITIONING // dtype.itemsize).to(dtype)
+    copy, constants = text.clone(), ConstantTensors()
+    message = Forward(model=ModelSpec(path="/", devices=Devices(kind="cpu", indices=(0,))), branches=1)
+    ours: list[float] = []
+    plain: list[float] = []
+    constants.describe(message, {name: text})
+    for _ in range(CALLS):
+        _timed(ours, constants.describe, message, {name: text})
+        _timed(plain, torch.equal, text, copy)
+    return min(ours), min(plain)
 
 
 def _small_calls(client: Client, devices: Devices) -> tuple[list[float], list[float], dict[str, list[float]]]:

@@ -59,7 +59,8 @@ PARTS: tuple[Part, ...] = (
     Part(number=2, title="Every family and VAE on two ranks of one card", checks=(
         Check(title="families in float32 and bfloat16", command=_module("families"), environment=ONE_CARD,
               rest="two CPU ranks"),
-        Check(title="VAEs in float32", command=_module("vaes"), environment=ONE_CARD, rest="two CPU ranks"),
+        Check(title="VAEs in float32 and half precision", command=_module("vaes"), environment=ONE_CARD,
+              rest="two CPU ranks"),
     )),
     Part(number=3, title="NCCL with one rank", checks=(
         Check(title="exchanges, groups and out of memory", command=_module("nccl"), rest="gloo with one CPU rank"),

@@ -74,6 +74,10 @@ def _add_other_comparisons(parser: argparse.ArgumentParser) -> None:
         "VAE such as image or wan21, or a checkpoint's folder",
     )  # fmt: skip
     parser.add_argument("--encode", action="store_true", help="with --vae: encode instead of decode")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"),
+        help="with --vae: what the ranks compute in (default float32); diffusers' result in float32 is compared with",
+    )  # fmt: skip
     parser.add_argument("--width", type=int, metavar="N", help="with --vae: channels of its first level (default 32)")
 
 
@@ -83,8 +87,8 @@ def run(options: argparse.Namespace) -> int:
     check_least(options, {"text_tokens": 1, "ranks": 1, "width": 8})
     if options.vae:
         return _run_vae(options)
-    if options.encode or options.width is not None:
-        raise InvalidRequest("--encode and --width need --vae")
+    if options.encode or options.width is not None or options.dtype:
+        raise InvalidRequest("--encode, --width and --dtype need --vae")
     if options.memory:
         return _run_memory(options)
     if options.quality:
@@ -109,15 +113,19 @@ def _run_memory(options: argparse.Namespace) -> int:
 
 
 def _run_vae(options: argparse.Namespace) -> int:
-    unsupported = _set_options(options) - {"vae", "encode", "size", "ranks", "width", "json", "devices"}
+    unsupported = _set_options(options) - {
+        "vae", "encode", "size", "ranks", "width", "dtype", "json", "devices",
+    }  # fmt: skip
+
     if unsupported:
         raise InvalidRequest(
-            f"--vae KIND takes --encode, --size, --ranks and --width: leave {', '.join(sorted(unsupported))} out"
+            "--vae KIND takes --encode, --size, --ranks, --width and --dtype: "
+            f"leave {', '.join(sorted(unsupported))} out"
         )
     report = compare(
         VaeCase(
             kind=options.vae, ranks=options.ranks or 2, encode=options.encode, size=size(options.size),
-            width=options.width or WIDTH, devices=options.devices,
+            width=options.width or WIDTH, dtype=options.dtype or "float32", devices=options.devices,
         )
     )  # fmt: skip
     print(

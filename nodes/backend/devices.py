@@ -1,6 +1,9 @@
-"""The loader's ``devices``, and how other hosts identify a model's files."""
+"""The devices of a node, and how other hosts identify a model's files."""
 
+import logging
+import threading
 import time
+from typing import Any
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.client.client import Client
@@ -12,6 +15,9 @@ from .session import current
 
 SHARED = 1.0
 """Seconds for which the backend's answer about its hosts, or its silence, serves all nodes of a prompt."""
+
+EXPECTING = "parallel-dit-expect"
+"""Name of the threads that let ranks prepare."""
 
 
 class _RecentHosts:
@@ -44,6 +50,25 @@ class _RecentHosts:
 def parse_devices(text: str) -> Devices:
     """Parse the text for the session's backend, see ``devices_of``."""
     return devices_of(current().part(_RecentHosts), text)
+
+
+def expect_ranks(devices: Any) -> None:
+    """Let ranks on a node's devices prepare while ComfyUI runs other nodes. Neither waits nor raises.
+
+    ComfyUI asks for a node's fingerprint when a valid prompt begins, before it runs any node: that is the time to call
+    this. Devices that come from another node are not known yet, and left out.
+    """
+    if isinstance(devices, str):
+        threading.Thread(target=_expect, args=(current().client, devices), name=EXPECTING, daemon=True).start()
+
+
+def _expect(client: Client, devices: str) -> None:
+    try:
+        client.expect(parse_devices(devices))
+    except BackendError as error:
+        logging.info("Parallel DiT: no ranks prepare yet: %s", error)
+    except Exception:
+        logging.exception("Parallel DiT: the backend could not be asked to prepare ranks")
 
 
 def content_for(checkpoint: Checkpoint, devices: Devices) -> str:

@@ -12,7 +12,6 @@ from .attention_choice import OVERRIDE
 Part = Literal["model", "vae", "text encoder"]
 _ATTENTION = "choose attention in Parallel Loader or Parallel Model"
 _NOTHING = "they have no such option"
-_VAE = "they run a VAE in float32"
 _TEXT = "they run the text encoder in Parallel Loader's dtype"
 FLAGS: Mapping[Part, Mapping[str, str]] = {
     "model": {
@@ -29,7 +28,7 @@ FLAGS: Mapping[Part, Mapping[str, str]] = {
         "supports_fp8_compute": _NOTHING,
         "enable_triton_backend": _NOTHING,
     },
-    "vae": {"fp16_vae": _VAE, "bf16_vae": _VAE, "cpu_vae": "use ComfyUI's own VAE"},
+    "vae": {"cpu_vae": "they run a VAE on their devices, in the CPU's dtype: use ComfyUI's own VAE"},
     "text encoder": {
         "fp8_e4m3fn_text_enc": _TEXT,
         "fp8_e5m2_text_enc": _TEXT,
@@ -40,8 +39,8 @@ FLAGS: Mapping[Part, Mapping[str, str]] = {
 }
 """ComfyUI's flags that change what these parts compute, and what does the same in the ranks.
 
-Those for the dtype of a MODEL (``--bf16-unet``, ``--force-fp16``) are not among them: Parallel Loader obeys them. Nor
-is ``--fp32-vae``, which the ranks need not be told.
+Those for the dtype of a MODEL (``--bf16-unet``, ``--force-fp16``) and of a VAE (``--bf16-vae``) are not among them: our
+nodes obey them.
 """
 
 _MOST_NAMED = 8

@@ -1,7 +1,8 @@
-"""The dtype that ComfyUI itself would compute a model in."""
+"""The dtypes that ComfyUI itself would compute a model and a VAE in."""
 
 from typing import Any, get_args
 
+import comfy.cli_args
 import comfy.model_management
 import torch
 
@@ -9,6 +10,7 @@ from ...parallel_backend.checkpoint.dtypes import TORCH_DTYPES
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.model_spec import Devices, DType
 from ...parallel_backend.protocol.tensors import DTYPES
+from ...parallel_backend.vaes import VAE
 from .bridge import Bridge
 from .custom_model import CustomConfig
 
@@ -43,7 +45,7 @@ def auto_dtype(bridge: Bridge, devices: Devices) -> DType:
     if devices.kind == "cuda" and comfy.model_management.cpu_mode():
         # This ComfyUI computes on the CPU, so it knows nothing about the GPUs.
         return "auto" if stored != torch.float16 or stored in supported else _NAMES[supported[0]]
-    device = torch.device(devices.kind, devices.indices[0]) if devices.kind == "cuda" else torch.device("cpu")
+    device = _first_of(devices)
     if bridge.checkpoint.is_described("transformer"):
         # ComfyUI then computes in what it would cast weights to, whatever dtype they have.
         return _NAMES[comfy.model_management.unet_manual_cast(None, device, supported)]
@@ -57,3 +59,31 @@ def auto_dtype(bridge: Bridge, devices: Devices) -> DType:
             "Parallel Loader, or start ComfyUI without that option"
         )
     return _NAMES[compute]
+
+
+def auto_vae_dtype(vae: VAE, devices: Devices) -> DType:
+    """Return the dtype in which ComfyUI's own VAE would compute on the first rank's device.
+
+    What its class works in, what the GPU supports and ComfyUI's options (such as ``--bf16-vae``) decide. With
+    ``--cpu-vae`` it is the CPU's. ``auto`` leaves the choice to the ranks, for GPUs that this ComfyUI does not use.
+    """
+    given = {flag for flag in ("fp16_vae", "bf16_vae", "fp32_vae", "cpu_vae") if getattr(comfy.cli_args.args, flag)}
+    if devices.kind == "cuda" and comfy.model_management.cpu_mode() and not given:
+        return "auto"
+    device = torch.device("cpu") if "cpu_vae" in given else _first_of(devices)
+    return _NAMES[comfy.model_management.vae_dtype(device, [*vae.working_dtypes, torch.float32])]
+
+
+def loaded_vae_dtype(vae: Any) -> DType:
+    """Return the dtype of a VAE that ComfyUI has loaded, which its loader may have chosen.
+
+    Raises:
+        InvalidRequest: the ranks do not compute in it.
+    """
+    if vae.vae_dtype not in _NAMES:
+        raise InvalidRequest(f"the VAE computes in {vae.vae_dtype}: load it in bf16, fp16 or fp32")
+    return _NAMES[vae.vae_dtype]
+
+
+def _first_of(devices: Devices) -> torch.device:
+    return torch.device(devices.kind, devices.indices[0]) if devices.kind == "cuda" else torch.device("cpu")

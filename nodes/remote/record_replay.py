@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.protocol.frames import MAX_TENSORS
+from ...parallel_backend.protocol.tensors import same_bits
 from .weight_changes import WeightChanges
 
 MOST_BRANCHES = 8
@@ -47,10 +48,7 @@ class BranchCall:
         return (
             alike
             and self.inputs.keys() == other.inputs.keys()
-            and all(
-                tensor.shape == other.inputs[name].shape and bool(torch.equal(tensor, other.inputs[name]))
-                for name, tensor in self.inputs.items()
-            )
+            and all(same_bits(tensor, other.inputs[name]) for name, tensor in self.inputs.items())
         )
 
 

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Decode, Encode, Progress
+from ...parallel_backend.protocol.model_spec import DType
 from ...parallel_backend.vaes import MIN_TILE, LatentScale
 from ..backend.connection import Handle, progress_bar
 from ..backend.progress_text import OnProgress
@@ -41,18 +42,24 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
     """
 
     def __init__(
-        self, handle: Handle, scale: LatentScale, model: RemotePatcher, check: Callable[[], None] = lambda: None
+        self,
+        handle: Handle,
+        scale: LatentScale,
+        model: RemotePatcher,
+        dtype: DType = "auto",
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Create the VAE of a checkpoint.
 
         Args:
             scale: the VAE's latent channels, and how many pixels and frames one latent position covers.
             model: the patcher with which ComfyUI unloads the weights.
+            dtype: that the ranks compute in.
             check: raises ``InvalidRequest`` if the checkpoint has no VAE that the backend can run.
         """
         # The smallest VAE that ComfyUI can detect sets all attributes to the running version's defaults.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
-        self.handle, self._model, self._check = handle, model, check
+        self.handle, self._model, self._dtype, self._check = handle, model, dtype, check
         self.first_stage_model: Any = _AbsentModule()
         self.patcher = WeightlessPatcher(self.first_stage_model, load_device=self.device, offload_device=self.device)
         self.size = 0
@@ -109,9 +116,9 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         check_latent(latent, self.latent_channels)
         if latent.ndim != self.latent_dim + 2:
             latent = latent.unsqueeze(2) if self.latent_dim == 3 else latent[:, :, 0]
-        message = Decode(model=self.handle.spec, tile=tile)
+        message = Decode(model=self.handle.spec, tile=tile, dtype=self._dtype)
         answer = self._request(message, {"latent": latent.float()}, latent.shape[-2:], on_progress, fallback)
-        return answer["pixels"].to(self.output_device)
+        return answer["pixels"].to(self.output_device, _kept_dtype())
 
     @override
     def decode_tiled(self, samples: Tensor, tile_x: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
@@ -146,9 +153,9 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
                 f"the VAE encodes RGB images, and these have {pixels.shape[-1]} channel(s): convert them to RGB"
             )
         size = tuple(pixels_along // self._spatial for pixels_along in pixels.shape[-3:-1])
-        message = Encode(model=self.handle.spec, tile=tile)
+        message = Encode(model=self.handle.spec, tile=tile, dtype=self._dtype)
         answer = self._request(message, {"pixels": pixels.float()}, size, on_progress, fallback)
-        return answer["latent"].to(self.output_device)
+        return answer["latent"].to(self.output_device, _kept_dtype())
 
     @override
     def encode_tiled(self, pixel_samples: Tensor, tile_x: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
@@ -238,9 +245,16 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         raise InvalidRequest("this VAE cannot be saved: its weights live in the backend's processes")
 
 
-def vae_alone(handle: Handle, scale: LatentScale) -> RemoteVAE:
+def vae_alone(handle: Handle, scale: LatentScale, dtype: DType = "auto") -> RemoteVAE:
     """Return a VAE that ComfyUI unloads by itself, because no MODEL of its checkpoint does."""
-    return RemoteVAE(handle, scale, remote_patcher(_HandleOwner(handle)))
+    return RemoteVAE(handle, scale, remote_patcher(_HandleOwner(handle)), dtype)
+
+
+def _kept_dtype() -> torch.dtype:
+    """Return what ComfyUI keeps images and latents in. Versions before 0.27 know nothing but float32."""
+    intermediate_dtype = getattr(comfy.model_management, "intermediate_dtype", lambda: torch.float32)
+    dtype: torch.dtype = intermediate_dtype()
+    return dtype
 
 
 class _HandleOwner(torch.nn.Module):

@@ -12,7 +12,8 @@ from ..errors import BackendError
 from ..other_machines import machines
 from ..protocol.endpoint import Endpoint
 from ..protocol.hosts import HostStatus
-from ..protocol.messages import Forward, RankRequest
+from ..protocol.messages import Done, Expect, Forward, RankRequest
+from ..protocol.model_spec import Devices
 from ..protocol.run_key import run_key
 from ..protocol.status import Status
 from . import query
@@ -138,6 +139,18 @@ class Client:
             DeadlineExceeded: it does not exit.
         """
         query.stop(self.endpoint, seconds=self.timeouts.stop)
+
+    def expect(self, devices: Devices) -> None:
+        """Say that a request on these devices comes soon, so that ranks prepare for it. Start the backend if none runs.
+
+        Does nothing for a backend on another machine.
+
+        Raises:
+            BackendError: it does not start, or does not answer.
+        """
+        if not self.remote:
+            self.start()
+            query.ask(self.endpoint, Expect(devices=devices), Done, seconds=self.timeouts.connect)
 
     def start(self, interrupted: Interrupted = never) -> None:
         """Start the backend unless it already runs.

@@ -9,12 +9,11 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import CHANGING, Forward, RankRequest, Sample
-from ..protocol.tensors import bytes_of, describe
+from ..protocol.tensors import bytes_of, describe, same_bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ class ConstantTensors:
 
     def _hashed(self, name: str, tensor: Tensor) -> _Hashed:
         before = self._last.get(name)
-        if before is not None and _equal(before.tensor, tensor):
+        if before is not None and same_bits(before.tensor, tensor):
             return before
         return _Hashed(tensor=tensor.detach().clone(), digest=_digest(tensor))
 
@@ -71,7 +70,7 @@ def _equal_to_first(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         first = f"0.{argument}"
         if first in tensors:
             others = (name for name in tensors if name.partition(".")[2] == argument and name != first)
-            found |= {name: first for name in others if _equal(tensors[first], tensors[name])}
+            found |= {name: first for name in others if same_bits(tensors[first], tensors[name])}
     return found
 
 
@@ -79,11 +78,6 @@ def _twice(digests: Mapping[str, str]) -> dict[str, str]:
     """Return the tensors whose digest an earlier one has, and its name."""
     first: dict[str, str] = {}
     return {name: earlier for name, digest in digests.items() if (earlier := first.setdefault(digest, name)) != name}
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
-    return alike and bool(torch.equal(one, other))
 
 
 def _digest(tensor: Tensor) -> str:

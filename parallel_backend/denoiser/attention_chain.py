@@ -12,6 +12,7 @@ from ..attention.kernels import Kernel
 from ..attention.key_masks import KeyMask, attend
 from ..attention.routing import Attention
 from ..distributed.mesh import RankMesh
+from ..distributed.trials import Trials
 from ..layout.partition import Partition
 from ..strategies.patch_attention import GatheredAttention, KeyValues, PatchAttention, PatchSplit
 from ..strategies.ring import RingAttention
@@ -74,7 +75,12 @@ def without_repeats(inner: Attention, repeats: int) -> Attention:
 
 
 def attention(
-    mesh: RankMesh, split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor], kernel: Kernel
+    mesh: RankMesh,
+    split: TokenSplit,
+    streams: Sequence[str],
+    masks: Mapping[str, Tensor],
+    kernel: Kernel,
+    trials: Trials | None = None,
 ) -> Attention:
     """Exact attention over all tokens of ``streams``, on all ranks of the sequence."""
     ulysses = mesh.axes["ulysses"].size
@@ -83,7 +89,7 @@ def attention(
     inner: Attention = LocalAttention(kernel, key_masks[0])
     if len(blocks) > 1:
         inner = RingAttention(mesh.axes["ring"], [block.total for block in blocks], key_masks, kernel)
-    return with_ulysses(mesh, split, streams, inner)
+    return with_ulysses(mesh, split, streams, inner, trials)
 
 
 def patch_attention(
@@ -109,12 +115,14 @@ def patch_attention(
     return with_ulysses(mesh, part, streams, inner)
 
 
-def with_ulysses(mesh: RankMesh, split: TokenSplit, streams: Sequence[str], inner: Attention) -> Attention:
+def with_ulysses(
+    mesh: RankMesh, split: TokenSplit, streams: Sequence[str], inner: Attention, trials: Trials | None = None
+) -> Attention:
     """Exchange tokens for heads around ``inner``, which attends to the tokens of this rank's place on the ring."""
     ulysses = mesh.axes["ulysses"]
     if ulysses.size > 1:
         blocks = _ring_blocks(split.tokens(streams), ulysses.size)
-        inner = UlyssesAttention(ulysses, blocks[split.axis.index // ulysses.size], inner)
+        inner = UlyssesAttention(ulysses, blocks[split.axis.index // ulysses.size], inner, trials)
     return WithoutPadding([split.streams[name].sizes[split.axis.index] for name in streams], inner)
 
 

@@ -14,6 +14,7 @@ from ..attention.key_masks import KeyMask
 from ..attention.routing import Attention, Route
 from ..distributed.collectives import wait_all
 from ..distributed.mesh import RankMesh
+from ..distributed.trials import Trials
 from ..interfaces.family import AttentionSite, Family
 from ..interfaces.geometry import IMAGE
 from ..layout.partition import Partition
@@ -28,17 +29,18 @@ class FullView:
 
     Attributes:
         splits: by branch, how its tokens are split over the ranks of the sequence.
+        trials: see ``UlyssesAttention``.
     """
 
-    def __init__(self, mesh: RankMesh, splits: Sequence[TokenSplit]) -> None:
-        self.mesh, self.splits = mesh, splits
+    def __init__(self, mesh: RankMesh, splits: Sequence[TokenSplit], trials: Trials | None = None) -> None:
+        self.mesh, self.splits, self.trials = mesh, splits, trials
 
     def routes(self, family: Family, branch: int, masks: Mapping[str, Tensor], kernel: Kernel) -> list[Route]:
         """Where each attention of ``family`` goes; empty where the modules' own attention computes the same."""
         split = self.splits[branch]
         if split.axis.size == 1 and not masks and kernel.stock:
             return []
-        chain = cache(lambda streams: attention_chain.attention(self.mesh, split, streams, masks, kernel))
+        chain = cache(lambda streams: attention_chain.attention(self.mesh, split, streams, masks, kernel, self.trials))
         # Ring and masks change what they get. From Ulysses they get copies.
         changes_keys = self.mesh.axes["ulysses"].size == 1 and (split.axis.size > 1 or bool(masks))
         return _routes(family, lambda site: chain(site.streams), changes_keys=changes_keys)

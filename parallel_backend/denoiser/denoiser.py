@@ -11,6 +11,7 @@ from ..attention.kernels import Kernel
 from ..attention.routing import Route, routed
 from ..distributed.collectives import concat, gather
 from ..distributed.mesh import RankMesh
+from ..distributed.trials import Trials
 from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common_image_tokens
 from ..strategies.batch import BatchSplit
@@ -28,6 +29,7 @@ class Denoiser:
 
     Args:
         on_forward: called once for each forward of a transformer.
+        trials: see ``UlyssesAttention``.
 
     Attributes:
         branches: those that this rank computes.
@@ -35,7 +37,13 @@ class Denoiser:
     """
 
     def __init__(
-        self, experts: Experts, mesh: RankMesh, plan: DenoisingPlan, kernel: Kernel, on_forward: Callable[[], None]
+        self,
+        experts: Experts,
+        mesh: RankMesh,
+        plan: DenoisingPlan,
+        kernel: Kernel,
+        on_forward: Callable[[], None],
+        trials: Trials,
     ) -> None:
         self.experts, self.mesh, self.plan, self.kernel, self.on_forward = experts, mesh, plan, kernel, on_forward
         self.place = plan.layout.coordinates(mesh.all_ranks.index)
@@ -48,7 +56,7 @@ class Denoiser:
         if plan.layout.stale:
             weights = [speed for speed in mesh.speeds("ring") for _ in range(plan.layout.ulysses)]
         self._splits = [TokenSplit.weighted(extent.streams, mesh.sequence, weights) for extent in plan.extents]
-        self.full_view = FullView(mesh, self._splits)
+        self.full_view = FullView(mesh, self._splits, trials)
         self._routes: dict[tuple[int, int], list[Route]] = {}
         self._routed = ""
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ..attention.kernels import Kernel
-from ..distributed.mesh import Axis
+from ..distributed.mesh import Axis, RankMesh
+from ..distributed.trials import Trials
 from ..layout.parallel_layout import ParallelLayout
 
 
@@ -54,11 +55,17 @@ class Agreements:
         world: all ranks.
         kernels: the attention kernel of each kind of request.
         layouts: what ``auto`` chose.
+        trials: what ranks that exchange heads have tried, by the mesh's serial number.
     """
 
     world: Axis
     kernels: dict[KernelKey, Kernel] = field(default_factory=dict)
     layouts: dict[LayoutKey, ChosenLayout] = field(default_factory=dict)
+    trials: dict[int, Trials] = field(default_factory=dict)
+
+    def trials_of(self, mesh: RankMesh) -> Trials:
+        """Return the trials of a mesh."""
+        return self.trials.setdefault(mesh.serial, Trials(mesh.axes["ulysses"]))
 
     def forget_layouts(self, model: str) -> None:
         """Forget the layouts of a model that was unloaded: there may be more room now."""

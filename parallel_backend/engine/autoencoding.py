@@ -14,13 +14,14 @@ from ..autoencoder import codec, tiles
 from ..autoencoder.pace import INTERVAL, Pace
 from ..autoencoder.spatial import RowSplit, Unsplittable, split
 from ..autoencoder.tiles import Tiles, TileSpace
-from ..distributed.collectives import agree
+from ..distributed.collectives import agree, refused_alike
 from ..distributed.mesh import Axis, RankMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import Cancelled
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
 from ..loading.components import ComponentCache
+from ..loading.load import check_dtype, resolve_vae_dtype
 from ..progress import PROGRESS
 from ..protocol.messages import Decode, Encode, Progress
 from ..vaes import vae_of
@@ -34,13 +35,19 @@ log = logging.getLogger(__name__)
 class Autoencoding:
     """One ``Decode`` or ``Encode`` request on this rank.
 
+    Args:
+        bfloat16: whether the devices of all ranks have bfloat16.
+
     Raises:
         InvalidRequest: the checkpoint has no VAE that can be used, or the request's tensor does not fit it.
     """
 
-    def __init__(self, request: ActiveRequest[Decode] | ActiveRequest[Encode], components: ComponentCache) -> None:
+    def __init__(
+        self, request: ActiveRequest[Decode] | ActiveRequest[Encode], components: ComponentCache, *, bfloat16: bool
+    ) -> None:
         components.check("vae")
         self.request, self.components, self.vae = request, components, vae_of(components.checkpoint)
+        self.dtype = resolve_vae_dtype(self.vae, request.message.dtype, components.device, bfloat16=bfloat16)
         latent, pixels = TileSpace(dims=(-2, -1), scale=1), TileSpace(dims=(-3, -2), scale=self.vae.scale.spatial)
         if isinstance(request.message, Decode):
             self.input, self.output, self.phase, self.sides = "latent", "pixels", "decoding", (latent, pixels)
@@ -76,8 +83,10 @@ class Autoencoding:
     def _run_on(self, mesh: RankMesh, device: torch.device) -> Tensors:
         message, axis = self.request.message, mesh.all_ranks
         self.request.check_finite(axis)
+        with refused_alike(axis):
+            check_dtype(self.dtype, device)
         with self.request.loading(self.components, "vae"):
-            module = self.components.vae(axis, self._work(axis))
+            module = self.components.vae(axis, self._work(axis), self.dtype)
         with ExitStack() as stack:
             stack.enter_context(counted(module, self.phase))
             measurement = stack.enter_context(measured(message, axis, device))
@@ -99,7 +108,9 @@ class Autoencoding:
             rows, width = min(self.height, tile), min(width, tile)
         kind = self.components.checkpoint.components["vae"]
         pixels = rows * width * scale.spatial**2
-        return coding_bytes(kind, self.vae.config, pixels=pixels, frames=frames, encode=encodes)
+        return coding_bytes(
+            kind, self.vae.config, pixels=pixels, frames=frames, encode=encodes, itemsize=self.dtype.itemsize
+        )
 
     def _whole(self, module: Any, mesh: RankMesh, device: torch.device) -> Tensor:
         tensor = self.request.tensors[self.input] if self.request.tensors else None

@@ -192,7 +192,7 @@ class Denoising:
         request, device = self.request, self.components.device
         self._constant = share_constant(request.metas, request.tensors, self.kept, mesh.all_ranks, device)
         self._names, _ = split_names({meta.name: meta.name for meta in request.metas}, plan.branches)
-        self._denoiser = Denoiser(experts, mesh, plan, kernel, self.on_forward)
+        self._denoiser = Denoiser(experts, mesh, plan, kernel, self.on_forward, self.agreements.trials_of(mesh))
 
     def _shared(self, mesh: RankMesh) -> Tensors:
         """Return all tensors of the request."""

@@ -194,7 +194,8 @@ class Engine:
             return {"embeds": text_encoding.encode(encoder, ids, lengths, layer=request.message.layer).cpu()}
 
     def _autoencode(self, request: ActiveRequest[Decode] | ActiveRequest[Encode]) -> Tensors:
-        return Autoencoding(request, self._components(request.message.model)).run(self._meshes, self.device)
+        components = self._components(request.message.model)
+        return Autoencoding(request, components, bfloat16=self._bfloat16).run(self._meshes, self.device)
 
     def _read_weights(self, request: ActiveRequest[ReadWeights]) -> Tensors:
         if request.tensors is None:

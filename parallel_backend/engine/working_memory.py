@@ -7,6 +7,8 @@ are alive at once, without workspaces of kernels and fragments. A request that d
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from ..denoiser.plan import DenoisingPlan
 from ..families.registry import family_of
 from ..interfaces.geometry import IMAGE
@@ -36,7 +38,7 @@ _CODING: dict[tuple[str, bool], tuple[float, float, float]] = {
     ("AutoencoderKLMochi", False): (28.2, 8.1, 20.1),
     ("AutoencoderKLMochi", True): (28.3, 8.1, 20.2),
 }
-"""Bytes for each first-level feature of a pixel, by the kind of VAE and whether it encodes.
+"""Bytes in float32 for each first-level feature of a pixel, by the kind of VAE and whether it encodes.
 
 Those of one frame alone; of a video what is fixed and what each frame adds.
 """
@@ -100,7 +102,9 @@ def _kept_bytes(plan: DenoisingPlan, place: Mapping[str, int], itemsize: int) ->
     return values * itemsize
 
 
-def coding_bytes(class_name: str, config: Mapping[str, Any], *, pixels: int, frames: int, encode: bool) -> int:
+def coding_bytes(
+    class_name: str, config: Mapping[str, Any], *, pixels: int, frames: int, encode: bool, itemsize: int
+) -> int:
     """Return the bytes that a rank's tensors take at least in a decode or encode.
 
     Args:
@@ -109,9 +113,11 @@ def coding_bytes(class_name: str, config: Mapping[str, Any], *, pixels: int, fra
         pixels: pixels of a frame that the rank holds at once.
         frames: pixel frames of a sample.
         encode: whether it encodes.
+        itemsize: bytes of a value.
     """
     single, fixed, per_frame = _CODING[vae_kind(class_name, config), encode]
-    return int(pixels * first_width(config) * min(single * frames, fixed + per_frame * frames))
+    by_feature = min(single * frames, fixed + per_frame * frames) * itemsize / torch.float32.itemsize
+    return int(pixels * first_width(config) * by_feature)
 
 
 def text_bytes(class_name: str, config: Mapping[str, Any], *, texts: int, tokens: int, itemsize: int) -> int:

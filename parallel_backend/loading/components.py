@@ -38,6 +38,7 @@ class ComponentCache:
         parts: what is loaded.
         transformers: the transformers among them.
         layout: the layout in which a transformer was last used; None if none was.
+        vae_dtype: dtype in which the VAE was last used; None if it was not.
         whole_vae: why the VAE cannot be split and runs on one rank; "" unless that is known.
     """
 
@@ -47,6 +48,7 @@ class ComponentCache:
         self.parts = Parts(checkpoint.name, memory)
         self.transformers = Transformers(checkpoint, dtype, self.parts)
         self.layout: ParallelLayout | None = None
+        self.vae_dtype: torch.dtype | None = None
         self.whole_vae = ""
 
     def check(self, name: str) -> None:
@@ -84,8 +86,10 @@ class ComponentCache:
         self.parts.track("text_encoder", WeightChanges(encoder, "text_encoder", class_name, source, {}))
         return encoder
 
-    def vae(self, axis: Axis, work: int) -> Any:
+    def vae(self, axis: Axis, work: int, dtype: torch.dtype) -> Any:
         """Return the VAE, a module of diffusers, with room to work. Collective over the axis.
+
+        It is kept in one dtype, and read again in another.
 
         Args:
             work: bytes that this rank's tensors take at least.
@@ -93,16 +97,24 @@ class ComponentCache:
         Raises:
             NoRoom: weights and tensors together do not fit. Names numbers and remedies.
         """
-        weights = vae_bytes(self.checkpoint)
+        if dtype != self.vae_dtype:
+            self.parts.drop("vae")
+            self.vae_dtype = dtype
+        weights = vae_bytes(self.checkpoint, dtype)
         claims = claims_of_all(axis, self.memory.claim(weights + work))
         check_work(claims, f"{self.name}'s VAE", [_TILES, _MORE_DEVICES])
         missing = 0 if self.parts.has("vae") else weights
         self.memory.free_up(missing + with_slack(work), self.parts, keep=("vae",), ranks=axis.size)
-        return self.parts.get("vae", lambda: load_vae(self.checkpoint, self.device))
+        return self.parts.get("vae", lambda: load_vae(self.checkpoint, self.device, dtype))
 
     def describe(self, stamp: str) -> LoadedModel:
         """Describe what is loaded from the files that have this stamp. Safe to call from another thread."""
-        notes = [f"the VAE works on one rank: {self.whole_vae}" if self.whole_vae else "", self.transformers.note]
+        other = self.vae_dtype if self.parts.has("vae") and self.vae_dtype != self.dtype else None
+        notes = [
+            f"the VAE is in {NAMES[other]}" if other else "",
+            f"the VAE works on one rank: {self.whole_vae}" if self.whole_vae else "",
+            self.transformers.note,
+        ]
         return LoadedModel(
             path=str(self.checkpoint.path),
             stamp=stamp,

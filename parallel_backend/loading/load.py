@@ -19,7 +19,7 @@ from ..families.registry import FAMILIES, family_of
 from ..progress import PROGRESS
 from ..protocol.model_spec import DType
 from ..protocol.tensors import DTYPES
-from ..vaes import VAES, vae_of
+from ..vaes import VAE, VAES, vae_of
 from .weight_source import WeightSource
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
@@ -50,6 +50,22 @@ def resolve_dtype(checkpoint: Checkpoint, dtype: DType, device: torch.device, *,
     if bfloat16 and not (float16 and checkpoint.stored_dtype("transformer") == "F16"):
         return torch.bfloat16
     return torch.float16 if float16 else torch.float32
+
+
+def resolve_vae_dtype(vae: VAE, dtype: DType, device: torch.device, *, bfloat16: bool) -> torch.dtype:
+    """Return the dtype that a VAE computes in, the same on all ranks.
+
+    ``auto`` is float32 on a CPU, and on a GPU what ComfyUI would choose: the first of the VAE's ``working_dtypes`` that
+    torch does not have to emulate, else float32.
+
+    Args:
+        bfloat16: whether the devices of all ranks have bfloat16.
+    """
+    if dtype != "auto":
+        return DTYPES[dtype]
+    if device.type == "cpu":
+        return torch.float32
+    return next((each for each in vae.working_dtypes if bfloat16 or each != torch.bfloat16), torch.float32)
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
@@ -97,15 +113,15 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def load_vae(checkpoint: Checkpoint, device: torch.device) -> Any:
-    """Load the VAE, always in float32: it is small next to the transformer, and half precision visibly degrades it."""
+def load_vae(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
+    """Load the VAE, a module of diffusers, with all its weights in one dtype."""
     import diffusers
 
     vae_class = getattr(diffusers, checkpoint.components["vae"])
     if checkpoint.path.is_dir():
-        module = _load(vae_class, checkpoint, "vae", device, torch_dtype=torch.float32)
+        module = _load(vae_class, checkpoint, "vae", device, torch_dtype=dtype)
     else:
-        module = load_whole(vae_class, checkpoint, "vae", device, torch.float32)
+        module = load_whole(vae_class, checkpoint, "vae", device, dtype)
     vae_of(checkpoint).prepare(module)
     return module
 
@@ -133,9 +149,9 @@ def text_encoder_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     return _stored_values(checkpoint, "text_encoder") * dtype.itemsize
 
 
-def vae_bytes(checkpoint: Checkpoint) -> int:
-    """Return the bytes that the VAE takes, in float32, according to the files' headers."""
-    return _stored_values(checkpoint, "vae") * torch.float32.itemsize
+def vae_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """Return the bytes that the VAE takes in a dtype, according to the files' headers."""
+    return _stored_values(checkpoint, "vae") * dtype.itemsize
 
 
 def _stored_values(checkpoint: Checkpoint, component: str) -> int:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ..errors import InvalidRequest
 from .hosts import JoinHost, OpenStore, StorePort
-from .model_spec import Adapter, ModelSpec, Overlay
+from .model_spec import Adapter, Devices, DType, ModelSpec, Overlay
 from .status import Status, StatusQuery
 
 KEPT = "kept."
@@ -159,24 +159,26 @@ class Decode(MeasuredRequest):
     """Run the VAE's decoder on all devices of the model together.
 
     ``tile`` is the height and width, in pixels, of tiles that single ranks decode separately and that are then blended,
-    which is approximate; 0 decodes the whole latent exactly.
+    which is approximate; 0 decodes the whole latent exactly. The VAE's ``dtype`` does not depend on the model's.
     Tensors in: ``latent`` ``[B, C, T, H, W]``, or ``[B, C, H, W]`` for images.
     Tensors out: ``pixels`` ``[B, T, H, W, 3]``, or ``[B, H, W, 3]``, float32 in 0..1.
     """
 
     tile: int = 0
+    dtype: DType = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encode(MeasuredRequest):
     """Run the VAE's encoder on all devices of the model together.
 
-    ``tile`` has the same meaning as in ``Decode``.
+    ``tile`` and ``dtype`` have the same meaning as in ``Decode``.
     Tensors in: ``pixels`` ``[B, T, H, W, 3]``, or ``[B, H, W, 3]`` for images, in 0..1.
     Tensors out: ``latent`` ``[B, C, T, H, W]``, or ``[B, C, H, W]``, float32.
     """
 
     tile: int = 0
+    dtype: DType = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +215,13 @@ class Trial(RankRequest):
 
     name: str
     amount: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expect:
+    """Prepare spare ranks at once, for a request on these devices that comes soon."""
+
+    devices: Devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +299,7 @@ MESSAGES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         Forward, Sample, EncodeText, Decode, Encode, ReadWeights, Unload, Trial,
-        Step, Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status, Files,
+        Step, Expect, Cancel, Outcome, StatusQuery, Stop, Continue, Done, Progress, Error, Status, Files,
         JoinHost, OpenStore, StorePort,
     )
 }  # fmt: skip

@@ -106,11 +106,11 @@ class RingAttention:
         to, source = (self.axis.index + 1) % ranks, (self.axis.index - 1) % ranks
         shape = (batch, self.sizes[(owner - 1) % ranks], heads, head_dim)
         reusable = sent_blocks.pop() if sent_blocks else None
-        if reusable is None or reusable[0].numel() < math.prod(shape):
+        if reusable and reusable[0].shape == shape:
+            received = reusable
+        elif reusable is None or reusable[0].numel() < math.prod(shape):
             del reusable
             received = (block[0].new_empty(shape), block[1].new_empty(shape))
-        elif reusable[0].shape == shape:
-            received = reusable
         else:
             received = (_view_as(reusable[0], shape), _view_as(reusable[1], shape))
         sends, receives = [(to, part) for part in block], [(source, part) for part in received]

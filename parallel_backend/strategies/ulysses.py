@@ -4,22 +4,29 @@ Outside attention, each rank holds some of the tokens with all heads; inside, al
 all-to-all exchange with q, k and v packed together leads into attention, and one leads out. The numbers of tokens and
 heads need not be divisible by the number of ranks: a ``Partition`` splits both, and a rank may hold none of either.
 Where query heads share key heads, a rank gets each key head that it needs once. Exact.
+
+On slow links, half of the heads can be exchanged while the other half attends; which is faster is tried.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..attention.routing import Attention
-from ..distributed.collectives import all_to_all, start_exchange, wait_all
+from ..distributed.collectives import Work, start_all_to_all, wait_all
 from ..distributed.mesh import Axis
+from ..distributed.trials import Trials
 from ..interfaces.strategy import Workload
-from ..layout.head_split import HeadSplit
+from ..layout.head_split import HeadSplit, Run
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
 from .sequence import site_tokens
+
+QKV = tuple[Tensor, Tensor, Tensor]
 
 
 class Ulysses:
@@ -42,12 +49,32 @@ class Ulysses:
             for site, count in workload.sites(layout, place):
                 heads, ulysses = workload.heads(layout, site, place), place["ulysses"]
                 local_heads = heads.queries.sizes[ulysses]
-                for_others = sum(sum(heads.counts(i)) for i in range(layout.ulysses) if i != ulysses)
+                for_others = sum(sum(counts) for i, counts in enumerate(heads.counts) if i != ulysses)
                 tokens = site_tokens(layout, workload, extent, site)[place["ring"]]
                 local_tokens = tokens[ulysses]
                 values = local_tokens * for_others + (sum(tokens) - local_tokens) * local_heads
                 sent += samples * extent.rows * count * site.head_dim * values
         return sent * workload.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Exchange:
+    """An exchange under way.
+
+    Attributes:
+        works: its communication.
+        sent: what leaves. It is kept until it has left.
+        received: what arrives.
+    """
+
+    works: Sequence[Work]
+    sent: Tensor
+    received: Tensor
+
+    def wait(self) -> Tensor:
+        """Wait for it, and return what has arrived."""
+        wait_all(self.works)
+        return self.received
 
 
 class UlyssesAttention:
@@ -57,114 +84,105 @@ class UlyssesAttention:
         axis: the ranks that exchange tokens for heads.
         tokens: number of tokens of each rank.
         inner: attends with the tokens of all ranks and this rank's heads.
+        trials: find out whether it is faster to exchange half of the heads while the other half attends. None where
+            ``inner`` has to see all heads in one call.
     """
 
-    def __init__(self, axis: Axis, tokens: Partition, inner: Attention) -> None:
-        self.axis, self.tokens, self.inner = axis, tokens, inner
+    def __init__(self, axis: Axis, tokens: Partition, inner: Attention, trials: Trials | None = None) -> None:
+        self.axis, self.tokens, self.inner, self.trials = axis, tokens, inner, trials
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
         """``[B, heads, local tokens, head_dim]``; see ``Attention``."""
-        heads = HeadSplit.even(query.shape[1], key.shape[1], self.axis.size)
-        # gloo sends parts between two ranks faster. For NCCL one operation is one launch.
-        to_heads, to_tokens = (
-            (self._to_heads, self._to_tokens) if self.axis.gloo else (self._all_to_heads, self._all_to_tokens)
-        )
-        q, k, v = to_heads(heads, (query, key, value))
-        repeats = heads.repeats(self.axis.index)
-        k, v = _repeated(k, repeats), _repeated(v, repeats)
-        # A rank without heads calls ``inner`` too: a ring inside needs every rank, even one with nothing to send.
-        return to_tokens(heads.queries, self.inner(q, k, v, scale=scale, sample=sample))
+        heads, qkv = HeadSplit.even(query.shape[1], key.shape[1], self.axis.size), (query, key, value)
+        inner = partial(self.inner, scale=scale, sample=sample)
+        if self.trials is None or heads.shared > 1 or min(heads.queries.sizes) < 2:
+            return self._attend([heads], qkv, inner)
+        batch, count, _, head_dim = query.shape
+        trial = self.trials.of((count, head_dim, query.dtype), batch * self.tokens.total)
+        if trial.second is not None:
+            return self._attend(heads.halves if trial.second else [heads], qkv, inner)
+        with trial.turn(query.device) as halved:
+            return self._attend(heads.halves if halved else [heads], qkv, inner)
 
-    def _to_heads(self, heads: HeadSplit, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        """Exchange 3 x ``[B, heads, local tokens, D]`` for 3 x ``[B, local heads, tokens, D]``.
+    def _attend(self, parts: Sequence[HeadSplit], qkv: QKV, inner: Callable[..., Tensor]) -> Tensor:
+        """Attend with the heads of each part in turn. Exchanges of the others are under way meanwhile."""
+        arriving, leaving = deque((part, self._to_heads(part, qkv)) for part in parts), list[_Exchange]()
+        while arriving:
+            part, exchange = arriving.popleft()
+            q, k, v = self._arrived(part, exchange.wait())
+            # A rank without heads calls ``inner`` too: a ring inside needs every rank, even one with nothing to send.
+            leaving.append(self._to_tokens(part, inner(q, k, v)))
+            del exchange, q, k, v
+        batch, heads, tokens, head_dim = qkv[0].shape
+        result = qkv[0].new_empty(batch, tokens, heads, head_dim)  # in the order that modules expect
+        for part, exchange in zip(parts, leaving, strict=True):
+            place(part, exchange.wait(), result)
+        return result.transpose(1, 2)
 
-        The results are views of one tensor whose first dim is the tokens, so each rank's part arrives in place.
-        """
+    def _to_heads(self, heads: HeadSplit, qkv: QKV) -> _Exchange:
+        """Start to exchange 3 x ``[B, heads, local tokens, D]`` for ``[tokens, B, local heads of q, k and v, D]``."""
         rank, (batch, _, local_tokens, head_dim) = self.axis.index, qkv[0].shape
-        counts = [heads.counts(i) for i in range(self.axis.size)]
-        packed = qkv[0].new_empty(self.tokens.total, batch, sum(counts[rank]), head_dim)
-        incoming = packed.split(self.tokens.sizes)
-        outgoing = [
-            incoming[rank] if i == rank else packed.new_empty(local_tokens, batch, sum(each), head_dim)
-            for i, each in enumerate(counts)
-        ]
-        for i, part in enumerate(outgoing):
-            _pack(heads, i, qkv, part)
-        wait_all(start_exchange([[part] for part in outgoing], [[part] for part in incoming], self.axis))
-        return [tensor.permute(1, 2, 0, 3) for tensor in packed.split(counts[rank], dim=2)]
-
-    def _to_tokens(self, heads: Partition, out: Tensor) -> Tensor:
-        """Exchange ``[B, local heads, tokens, D]`` for ``[B, heads, local tokens, D]``.
-
-        In memory both are ``[B, tokens, heads, D]``, which is what kernels return and models expect.
-        """
-        rank, (batch, _, _, head_dim) = self.axis.index, out.shape
-        outgoing = [part.transpose(1, 2).contiguous() for part in out.split(self.tokens.sizes, dim=2)]
-        incoming = [
-            outgoing[rank] if i == rank else out.new_empty(batch, self.tokens.sizes[rank], size, head_dim)
-            for i, size in enumerate(heads.sizes)
-        ]
-        wait_all(start_exchange([[part] for part in outgoing], [[part] for part in incoming], self.axis))
-        return torch.cat(incoming, dim=2).transpose(1, 2)
-
-    def _all_to_heads(self, heads: HeadSplit, qkv: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        """Do what ``_to_heads`` does in one operation."""
-        rank, (batch, _, local_tokens, head_dim) = self.axis.index, qkv[0].shape
-        counts, width = [heads.counts(i) for i in range(self.axis.size)], batch * head_dim
-        send_sizes = [local_tokens * sum(each) * width for each in counts]
+        counts, width = [sum(each) for each in heads.counts], batch * head_dim
+        send_sizes = [local_tokens * count * width for count in counts]
         sent = qkv[0].new_empty(sum(send_sizes))
         if heads.shared == 1:
-            self._pack_runs(heads.queries, qkv, sent)
+            _pack_runs(heads, qkv, sent)
         else:
             for i, part in enumerate(sent.split(send_sizes)):
-                _pack(heads, i, qkv, part.view(local_tokens, batch, sum(counts[i]), head_dim))
-        received = sent.new_empty(self.tokens.total, batch, sum(counts[rank]), head_dim)
-        receive_sizes = [size * sum(counts[rank]) * width for size in self.tokens.sizes]
-        all_to_all(sent, send_sizes, received, receive_sizes, self.axis)
-        return [tensor.permute(1, 2, 0, 3) for tensor in received.split(counts[rank], dim=2)]
+                _pack(heads, i, qkv, part.view(local_tokens, batch, counts[i], head_dim))
+        received = sent.new_empty(self.tokens.total, batch, counts[rank], head_dim)
+        receive_sizes = [size * counts[rank] * width for size in self.tokens.sizes]
+        works = start_all_to_all(sent, send_sizes, received, receive_sizes, self.axis)
+        return _Exchange(works=works, sent=sent, received=received)
 
-    def _pack_runs(self, heads: Partition, qkv: tuple[Tensor, Tensor, Tensor], sent: Tensor) -> None:
-        """Do what ``_pack`` does for all ranks, with a copy for each of q, k and v if the heads divide."""
-        batch, _, local_tokens, head_dim = qkv[0].shape
-        width = batch * 3 * head_dim
-        for first, ranks, size in _runs(heads):
-            part = sent[first * local_tokens * width :][: ranks * size * local_tokens * width]
-            packed = part.view(ranks, local_tokens, batch, 3, size, head_dim)
-            for j, tensor in enumerate(qkv):
-                taken = tensor[:, first : first + ranks * size].unflatten(1, (ranks, size))
-                packed[:, :, :, j].copy_(taken.permute(1, 3, 0, 2, 4))
+    def _arrived(self, heads: HeadSplit, received: Tensor) -> list[Tensor]:
+        """Return q, k and v ``[B, local heads, tokens, D]`` as views of what has arrived."""
+        q, k, v = (each.permute(1, 2, 0, 3) for each in received.split(heads.counts[self.axis.index], dim=2))
+        repeats = heads.repeats[self.axis.index]
+        return [q, _repeated(k, repeats), _repeated(v, repeats)]
 
-    def _all_to_tokens(self, heads: Partition, out: Tensor) -> Tensor:
-        """Do what ``_to_tokens`` does in one operation."""
+    def _to_tokens(self, heads: HeadSplit, out: Tensor) -> _Exchange:
+        """Start to exchange ``[B, local heads, tokens, D]`` for each rank's ``[local tokens, B, heads, D]``."""
         (batch, local_heads, _, head_dim), local_tokens = out.shape, self.tokens.sizes[self.axis.index]
         width = batch * head_dim
         sent = out.permute(2, 0, 1, 3).contiguous()
-        received = out.new_empty(heads.total * local_tokens * width)
         receive_sizes = [local_tokens * size * width for size in heads.sizes]
-        all_to_all(sent, [size * local_heads * width for size in self.tokens.sizes], received, receive_sizes, self.axis)
-        result = out.new_empty(batch, local_tokens, heads.total, head_dim)
-        for first, ranks, size in _runs(heads):
-            part = received[first * local_tokens * width :][: ranks * size * local_tokens * width]
-            packed = part.view(ranks, local_tokens, batch, size, head_dim)
-            result[:, :, first : first + ranks * size].unflatten(2, (ranks, size)).copy_(packed.permute(2, 1, 0, 3, 4))
-        return result.transpose(1, 2)
+        received = out.new_empty(sum(receive_sizes))
+        send_sizes = [size * local_heads * width for size in self.tokens.sizes]
+        works = start_all_to_all(sent, send_sizes, received, receive_sizes, self.axis)
+        return _Exchange(works=works, sent=sent, received=received)
 
 
-def _pack(heads: HeadSplit, rank: int, qkv: tuple[Tensor, Tensor, Tensor], part: Tensor) -> None:
+def _pack(heads: HeadSplit, rank: int, qkv: QKV, part: Tensor) -> None:
     """Copy the heads of q, k and v that a rank needs to ``part`` ``[local tokens, B, heads, D]``."""
     taken = heads.queries.slice(rank), heads.keys(rank), heads.keys(rank)
-    for own, tensor, place in zip(part.split(heads.counts(rank), dim=2), qkv, taken, strict=True):
+    for own, tensor, place in zip(part.split(heads.counts[rank], dim=2), qkv, taken, strict=True):
         own.copy_(tensor[:, place].permute(2, 0, 1, 3))
 
 
-def _runs(heads: Partition) -> Iterator[tuple[int, int, int]]:
-    """Yield the first head, the number of ranks and the size of each run of ranks that hold equally many heads."""
-    first = 0
-    for size, ranks in groupby(heads.sizes):
-        count = len(list(ranks))
-        if size:
-            yield first, count, size
-        first += count * size
+def _pack_runs(heads: HeadSplit, qkv: QKV, sent: Tensor) -> None:
+    """Copy the heads of all ranks, one rank after another. If they divide, it is one copy for each of q, k and v."""
+    batch, _, tokens, head_dim = qkv[0].shape
+    for run, part in _of_runs(heads, sent, 3 * tokens * batch * head_dim):
+        packed = part.view(run.ranks, tokens, batch, 3, run.each, head_dim)
+        for j, tensor in enumerate(qkv):
+            taken = tensor[:, run.heads].unflatten(1, (run.ranks, -1))[:, :, run.taken]
+            packed[:, :, :, j].copy_(taken.permute(1, 3, 0, 2, 4))
+
+
+def place(heads: HeadSplit, received: Tensor, result: Tensor) -> None:
+    """Copy what each rank's heads have given for the local tokens to ``result`` ``[B, local tokens, heads, D]``."""
+    batch, tokens, _, head_dim = result.shape
+    for run, part in _of_runs(heads, received, tokens * batch * head_dim):
+        packed = part.view(run.ranks, tokens, batch, run.each, head_dim)
+        taken = result[:, :, run.heads].unflatten(2, (run.ranks, -1))[:, :, :, run.taken]
+        taken.copy_(packed.permute(2, 1, 0, 3, 4))
+
+
+def _of_runs(heads: HeadSplit, flat: Tensor, width: int) -> Iterator[tuple[Run, Tensor]]:
+    """Yield each run of ranks with its part of the values, of which each head has ``width``."""
+    sizes = [run.ranks * run.each * width for run in heads.runs]
+    yield from zip(heads.runs, flat.split(sizes), strict=True)
 
 
 def _repeated(tensor: Tensor, repeats: Sequence[int]) -> Tensor:

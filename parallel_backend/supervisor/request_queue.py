@@ -148,6 +148,11 @@ class RequestQueue:
         return self._queued[0] if self._queued else None
 
     @property
+    def busy(self) -> bool:
+        """Whether a request runs or waits."""
+        return bool(self.running or self._queued)
+
+    @property
     def queued(self) -> tuple[QueuedRequest, ...]:
         """The queued requests, in order."""
         return tuple(self._queued)

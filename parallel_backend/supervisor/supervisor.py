@@ -21,7 +21,8 @@ from ..errors import BackendError, BackendUnavailable, ProtocolError
 from ..protocol import frames, rank_control
 from ..protocol.endpoint import REQUEST_LOG, Endpoint, listen, peer
 from ..protocol.fingerprint import fingerprint
-from ..protocol.messages import Cancel, Done, Error, Outcome, RankRequest, Stop, Unload
+from ..protocol.messages import Cancel, Done, Error, Expect, Outcome, RankRequest, Stop, Unload
+from ..protocol.model_spec import Devices
 from ..protocol.status import Status, StatusQuery
 from . import request_lines
 from .admission import refusal
@@ -158,6 +159,9 @@ class Supervisor:
     def _answer_query(self, sock: socket.socket, message: object) -> None:
         if isinstance(message, StatusQuery):
             answer(sock, self.status())
+        elif isinstance(message, Expect):
+            self._expect(message.devices)
+            answer(sock, Done())
         elif isinstance(message, Cancel):
             self._runner.cancel(message.request_id)
             answer(sock, Done())
@@ -166,6 +170,12 @@ class Supervisor:
         else:
             return refuse(sock, ProtocolError(f"{type(message).__name__} is not a request"))
         sock.close()
+
+    def _expect(self, devices: Devices) -> None:
+        """Prepare ranks for a request on these devices, unless there are some, or others work."""
+        current = self._generations.current
+        if not self._queue.busy and not (current and current.covers(devices)):
+            self._spares.expect(devices)
 
     def status(self) -> Status:
         """The current status of the backend."""
@@ -199,9 +209,9 @@ class Supervisor:
     # The queue
 
     def _admit(self, sock: socket.socket, frame: frames.Frame, message: RankRequest) -> None:
-        same_program, waiting = frame.program == self._program, self._queue.running or self._queue.first
+        same_program = frame.program == self._program
         several = self._others is not None
-        if error := refusal(message, for_several_machines=several, same_program=same_program, busy=bool(waiting)):
+        if error := refusal(message, for_several_machines=several, same_program=same_program, busy=self._queue.busy):
             refuse(sock, error)
         elif same_program:
             self._enqueue(sock, frame)
@@ -245,7 +255,7 @@ class Supervisor:
             self._last_keepalive = now
             self._queue.send_keepalives()
         self._runner.run_next()
-        self._spares.tick(idle=unused)
+        self._spares.tick(idle=unused or (self._spares.hurried and not self._queue.busy))
         self._stop_if_unused(now)
 
     def _stop_if_unused(self, now: float) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidRequest
@@ -82,6 +83,9 @@ class VAE(ABC):
 
     min_latent_size: ClassVar[int] = 1
     """Smallest latent height and width that can be decoded. Reflection padding needs 2, since it mirrors rows."""
+
+    working_dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16,)
+    """In which half precision ComfyUI's VAE of this class computes, the preferred dtype first (``working_dtypes``)."""
 
     writes_each_unit: ClassVar[bool] = False
     """Whether ``decode`` writes frames in each progress unit. It writes all of them at the end otherwise."""

@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import torch
+
 from .base import Framewise, LatentScale, Scaling, scaled_by_factor
 
 
 class CogVideoX(Framewise):
     """``AutoencoderKLCogVideoX``. Latents are ``[B, C, T, H, W]``; diffusers' pipeline puts T before C."""
+
+    working_dtypes = (torch.bfloat16, torch.float16)
 
     @property
     def scale(self) -> LatentScale:

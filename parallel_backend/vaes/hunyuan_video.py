@@ -18,6 +18,8 @@ from .base import VAE, LatentScale, Scaling, scaled_by_factor
 class HunyuanVideo(VAE):
     """``AutoencoderKLHunyuanVideo``."""
 
+    working_dtypes = (torch.bfloat16, torch.float16)
+
     @property
     def scale(self) -> LatentScale:
         return LatentScale(

@@ -3,6 +3,8 @@
 from math import prod
 from typing import Any
 
+import torch
+
 from .base import VAE, LatentScale, Scaling, scaled_by_channel
 
 # Published with Mochi 1; also the defaults of diffusers' class.
@@ -20,6 +22,8 @@ STD = (
 
 class Mochi(VAE):
     """``AutoencoderKLMochi``."""
+
+    working_dtypes = (torch.float16,)
 
     @property
     def scale(self) -> LatentScale:

@@ -5,6 +5,7 @@ Wan 2.1 and Qwen-Image share an architecture. Wan 2.2 works on patches of pixels
 
 from typing import Any
 
+import torch
 from einops import rearrange
 from torch import Tensor
 
@@ -24,6 +25,8 @@ STD = (
 
 class Wan(Framewise):
     """``AutoencoderKLWan``."""
+
+    working_dtypes = (torch.bfloat16, torch.float16)
 
     @property
     def scale(self) -> LatentScale:

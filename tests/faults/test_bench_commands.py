@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from lab.__main__ import main
+from lab.bench.projections.command import WAYS, WaysTaken
 from lab.bench.recovery import ROWS, Recovery
 from lab.bench.resume import KeptState
 from lab.bench.step.report import describe
@@ -45,6 +46,17 @@ def test_bench_wire(runtime: Path) -> None:
     assert all(math.isfinite(spread.median) for spread in measured.added.values())
     assert f"{measured.reply_ratio:.2f} times a plain socket copy" in measured.describe()
     assert all(f"adds {spread}" in measured.describe() for spread in measured.added.values())
+
+
+def test_bench_projections(runtime: Path) -> None:
+    # Each rank compares each way with the layer on one rank.
+    options = ("--tokens", "67", "--heads", "3", "--link", "0", "--rounds", "2")
+    (measured,) = bench(runtime, list[WaysTaken], "bench", "projections", *options)
+    assert measured.tokens == 67
+    assert measured.seconds.keys() == measured.ratios.keys() == set(WAYS)
+    assert_positive(*measured.seconds.values(), *measured.ratios.values())
+    assert measured.ratios["exchange"] == 1
+    assert all(f"{way} {1e3 * measured.seconds[way]:.1f} ms" in measured.describe() for way in WAYS)
 
 
 @pytest.mark.long

@@ -76,6 +76,25 @@ def test_the_first_request_of_a_backend_uses_them(spared: Client) -> None:
     assert "Traceback" not in spared.endpoint.spare_log.read_text()
 
 
+def test_a_request_that_is_expected_finds_them_before_the_backend_was_idle(runtime: Path) -> None:
+    client = start_fake(runtime, limits=replace(SPARES, idle=600.0))
+    assert client.status().spares == ()
+    client.expect(THREE.devices.first(2))
+    pids = ready(client)
+    client.call(sample(), tensors(2))
+    assert set(ranks(client)) == pids
+    client.expect(THREE.devices.first(2))
+    assert client.status().spares == (), "the ranks are there"
+    running = Running(client=client, message=sample(), tensors=tensors(60)).in_step()
+    client.expect(THREE.devices)
+    assert client.status().spares == (), "others work"
+    running.stop.set()
+    running.ended(10.0)
+    client.expect(THREE.devices)
+    assert len(client.status().spares) == 2
+    client.stop()
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_they_take_the_places_of_a_killed_set(spared: Client, rank: int) -> None:
     spared.call(sample(), tensors(1))

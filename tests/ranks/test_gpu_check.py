@@ -62,8 +62,10 @@ def _gathered_wrongly(out, local, **kwargs):
 
 
 def _exchanged_at_once_wrongly(out, *args, **kwargs):
-    REAL_DIST["all_to_all_single"](out, *args, **kwargs)
+    work = REAL_DIST["all_to_all_single"](out, *args, **kwargs)
+    work.wait()
     out.add_(1)
+    return work
 
 
 def _broadcast_wrongly(tensor, *args, **kwargs):

@@ -68,7 +68,7 @@ def on_ring(rank, layout, message, given):
     )
     components = driver.engine(rank)._components(message.model)
     with torch.inference_mode(), Unclamped():
-        return Autoencoding(request, components)._run_on(alone, torch.device("cpu"))
+        return Autoencoding(request, components, bfloat16=True)._run_on(alone, torch.device("cpu"))
 
 
 def check(pools, subject, layout, message, wanted):

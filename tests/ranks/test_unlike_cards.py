@@ -8,8 +8,9 @@ import torch
 
 from parallel_backend.attention import kernels
 from parallel_backend.distributed import bfloat16
-from parallel_backend.engine import denoising
+from parallel_backend.engine import autoencoding, denoising
 from parallel_backend.errors import InvalidRequest
+from parallel_backend.protocol.messages import Decode
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 
@@ -39,7 +40,10 @@ def handle_without_bfloat16(rank, message, tensors):
         if rank == OLDER:
             raise InvalidRequest(f"{dtype} cannot be used on this card")
 
-    with mock.patch.object(denoising, "check_dtype", check_dtype):
+    with (
+        mock.patch.object(denoising, "check_dtype", check_dtype),
+        mock.patch.object(autoencoding, "check_dtype", check_dtype),
+    ):
         return driver.handle(rank, message, tensors)
 
 
@@ -87,6 +91,9 @@ def test_a_dtype_that_one_card_lacks_is_refused_on_all_ranks(pools, path):
     request = requests.sample(requests.spec(path, "ring=3"), Case())
     sentence = "InvalidRequest: rank 1: torch.float32 cannot be used on this card"
     assert refused(pools, handle_without_bfloat16, *request) == [sentence] * 3
+    decode = Decode(model=request[0].model, dtype="bfloat16"), {"latent": torch.zeros(1, 16, 1, 3, 4)}
+    sentence = "InvalidRequest: rank 1: torch.bfloat16 cannot be used on this card"
+    assert refused(pools, handle_without_bfloat16, *decode) == [sentence] * 3
 
 
 @pytest.mark.parametrize("natives", [(True, True, True), (True, False, True), (False, False, False)])

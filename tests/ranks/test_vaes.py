@@ -10,12 +10,13 @@ from einops import rearrange
 from torch import nn
 
 from lab.verify.vae.kinds import KINDS
-from lab.verify.vae.run import TOLERANCE, VaeCase, VaeComparison
+from lab.verify.vae.run import HALF, TOLERANCE, VaeCase, VaeComparison
 from parallel_backend.attention.kernels import KERNELS
 from parallel_backend.autoencoder.spatial import RowSplit, layers, watch
 from parallel_backend.autoencoder.spatial.norms import MergedNorm
 from parallel_backend.autoencoder.tiles import Tiles, TileSpace
 from parallel_backend.layout.partition import Partition
+from parallel_backend.protocol.model_spec import DType
 from tests.ranks import driver
 
 NARROW = 8
@@ -35,8 +36,11 @@ def check(pools, folder, asked, **options):
     """Compare the result with diffusers', and the bytes sent with the formula. Returns rank 0's answer."""
     subject, answers = ask(pools, folder, asked, **options)
     assert [answer["error"] for answer in answers] == [None] * len(answers)
-    got = answers[0]["tensors"]
-    assert subject.error(got, subject.wanted()) <= TOLERANCE
+    got, wanted = answers[0]["tensors"], subject.wanted()
+    if asked.dtype == "float32":
+        assert subject.error(got, wanted) <= TOLERANCE
+    else:
+        assert TOLERANCE < subject.error(got, wanted) <= HALF * subject.own_error(wanted)
     assert tuple(got["sent_bytes"].tolist()) == subject.formula()
     return answers[0]
 
@@ -52,6 +56,26 @@ def check(pools, folder, asked, **options):
 def test_rows_equal_diffusers(pools, tmp_path, kind, ranks, encode):
     size = SMALL[ranks][1:] if kind in IMAGE_KINDS else SMALL[ranks]
     check(pools, tmp_path, VaeCase(kind=kind, ranks=ranks, encode=encode, width=NARROW, size=size))
+
+
+@pytest.mark.parametrize(
+    ("kind", "encode"),
+    [*((kind, False) for kind in KINDS), *((kind, True) for kind in ("image", "wan22", "cogvideox", "ltx_noisy"))],
+)
+def test_rows_in_half_precision_are_as_near_to_float32_as_diffusers(pools, tmp_path, kind, encode):
+    dtype: DType = "float16" if kind == "mochi" else "bfloat16"
+    size = (5, 3) if kind in IMAGE_KINDS else (2, 5, 3)
+    check(pools, tmp_path, VaeCase(kind=kind, ranks=3, encode=encode, width=NARROW, size=size, dtype=dtype))
+
+
+def test_a_vae_is_kept_in_the_dtype_that_is_asked_for(pools, tmp_path):
+    kept = []
+    for dtype in ("float32", "bfloat16", "bfloat16", "float16", "float32"):
+        asked = VaeCase(kind="image", ranks=2, width=NARROW, size=(7, 4), dtype=dtype)
+        models = check(pools, tmp_path, asked)["models"]
+        kept += [(model.loads, model.note) for model in models if model.path.startswith(str(tmp_path))]
+    half, other = "the VAE is in bfloat16", "the VAE is in float16"
+    assert kept == [(1, ""), (2, half), (2, half), (3, other), (4, "")]
 
 
 @pytest.mark.parametrize("kind", ["wan21", "cogvideox"])
@@ -191,6 +215,14 @@ def test_statistics_of_a_ramp_far_from_zero(pools):
     wanted = F.group_norm(x.double(), 4)
     got = torch.cat(pools(3).run(normed, x), dim=2)
     assert (got - wanted).abs().max() <= TOLERANCE
+
+    half = x.bfloat16()
+    wanted = F.group_norm(half.double(), 4)
+    got = torch.cat(pools(3).run(normed, half), dim=2)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.double(), wanted, rtol=2**-8, atol=1e-3)
+    coarse = half.unflatten(1, (4, 2)).mean((2, 3, 4)).view(4, 1, 1, 1)  # rounded to bfloat16
+    assert ((half.unflatten(1, (4, 2)) - coarse) / x.std()).flatten(1, 2).sub(wanted).abs().max() > 0.1
 
     groups = [rearrange(part, "1 (g c) h w -> g (c h w)", g=4) for part in x.split(Partition.even(50, 3).sizes, 2)]
     counts = torch.tensor([group.shape[1] for group in groups]).view(-1, 1) / (2 * 50 * 40)

@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cfg", type=float, default=1.0, help="guidance (default %(default)s)")
     parser.add_argument("--no-lora", action="store_true", help="without a LoRA")
     parser.add_argument("--side", type=int, default=160, help="of the picture in pixels (default %(default)s)")
+    parser.add_argument("--text-seconds", type=float, default=0.0,
+                        help="how long a text takes in ComfyUI, as a text encoder that reads its weights does, with "
+                        "--model file (default 0)")  # fmt: skip
     parser.add_argument("--heads", type=int, default=8, help="of the random transformer (default %(default)s)")
     parser.add_argument("--layers", type=int, default=4, help="of the random transformer (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="prompts of each kind and way (default %(default)s)")
@@ -128,7 +131,7 @@ def measure(options: argparse.Namespace) -> Iterator[Ways]:
     graphs = [
         Graph(
             model=options.model, way=name, devices=devices, steps=options.steps, cfg=options.cfg,
-            lora=not options.no_lora, side=options.side,
+            lora=not options.no_lora, side=options.side, text_seconds=options.text_seconds,
         )
         for name in names
     ]  # fmt: skip

@@ -19,13 +19,14 @@ WAYS = {SHAPES: (OURS, NATIVE), FILE: (OWN, WRAPPED, NATIVE, OURS)}
 MODEL_FILE, LORA_FILE, RANK = "bench.safetensors", "bench-lora.safetensors", 8
 SHIPPED = Path(__file__).resolve().parents[3] / "checkpoints" / "shapes" / "transformer"
 TEXT_NODE = f"""
-import torch
+import time, torch
 
 class BenchText:
-    INPUT_TYPES = classmethod(lambda cls: {{"required": {{"text": ("STRING", {{}})}}}})
+    INPUT_TYPES = classmethod(lambda cls: {{"required": {{"text": ("STRING", {{}}), "seconds": ("FLOAT", {{}})}}}})
     RETURN_TYPES, FUNCTION, CATEGORY = ("CONDITIONING",), "make", "bench"
 
-    def make(self, text):
+    def make(self, text, seconds):
+        time.sleep(seconds)
         seed = sum(text.encode())
         return ([[torch.randn(1, 256, {TEXT}, generator=torch.Generator().manual_seed(seed)), {{}}]],)
 
@@ -46,6 +47,7 @@ class Graph:
         cfg: the guidance.
         lora: whether a LoRA changes the model.
         side: of the picture, in pixels.
+        text_seconds: how long ComfyUI takes for a text of ``FILE``.
     """
 
     model: str
@@ -55,6 +57,7 @@ class Graph:
     cfg: float
     lora: bool
     side: int
+    text_seconds: float = 0.0
 
     def prompt(self, seed: int, text: str) -> Prompt:
         """Return the prompt with a seed and a text. Nodes that two ways share have one name and one result."""
@@ -93,7 +96,7 @@ class Graph:
 
     def _text(self, text: str) -> dict[str, Any]:
         if self.model == FILE:
-            return {"class_type": "BenchText", "inputs": {"text": text}}
+            return {"class_type": "BenchText", "inputs": {"text": text, "seconds": self.text_seconds}}
         return {"class_type": "CLIPTextEncode", "inputs": {"clip": ["loader", 1], "text": text}}
 
     def _outputs(self) -> Prompt:

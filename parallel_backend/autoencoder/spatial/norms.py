@@ -10,7 +10,8 @@ and group, its share of the rows times the mean and times the mean square. Every
 
 These are the mean and variance of the whole, since all rows have equally many values. Averaging variances is wrong
 where ranks' means differ. The sums are in float64, since in float32 ``square`` would lose the variance where the mean
-is large relative to it.
+is large relative to it. A rank's own mean and variance are in float32 at least. Half precision would lose the variance,
+too, and its tensors are not converted as a whole: that would take more memory than a VAE in float32 does.
 """
 
 import torch
@@ -28,9 +29,8 @@ class MergedNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise in float32 at least; the result has the input's shape and dtype."""
-        layer, dtype = self.layer, x.dtype
-        x = x.to(torch.promote_types(dtype, torch.float32)).contiguous()
-        buffer, local_statistics = _group_norm(x, layer)
+        layer, x = self.layer, x.contiguous()
+        buffer, local_statistics = (_half_statistics if x.itemsize < 4 else _statistics)(x, layer)
         mean, variance = self._merge(local_statistics)
         group_size = layer.num_channels // layer.num_groups
         scale = torch.rsqrt(variance + layer.eps).repeat_interleave(group_size, dim=1)
@@ -38,7 +38,7 @@ class MergedNorm:
         if layer.affine:
             scale, shift = scale * layer.weight, shift * layer.weight + layer.bias
         by_channel = (*scale.shape, *[1] * (x.ndim - 2))
-        return torch.addcmul(shift.view(by_channel), x, scale.view(by_channel), out=buffer).to(dtype)
+        return torch.addcmul(shift.view(by_channel), x, scale.view(by_channel), out=buffer)
 
     def _merge(self, local_statistics: Tensor) -> tuple[Tensor, Tensor]:
         """Merge ranks' means and variances ``[2, N, groups]`` to all rows' mean and variance, ``[N, groups]`` each."""
@@ -49,7 +49,7 @@ class MergedNorm:
         return mean.to(local_statistics.dtype), (square - mean**2).to(local_statistics.dtype)
 
 
-def _group_norm(x: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
+def _statistics(x: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
     """Return a buffer like ``x``, and mean and variance of this block alone, ``[2, N, groups]``.
 
     Only the statistics count; the buffer holds what is normalised with them. On a CPU torch has no other function that
@@ -58,3 +58,11 @@ def _group_norm(x: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
     count = x[0, 0].numel()
     normed, mean, rstd = torch.native_group_norm(x, None, None, len(x), x.shape[1], count, layer.num_groups, layer.eps)
     return normed, torch.stack([mean, rstd.double() ** -2 - layer.eps]).to(x.dtype)
+
+
+def _half_statistics(x: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
+    """Return the same of a tensor in half precision. On a GPU, both reductions convert while they read."""
+    groups = x.view(len(x), layer.num_groups, -1)
+    mean = groups.mean(-1, dtype=torch.float32)
+    variance = torch.var(groups, -1, correction=0, out=torch.empty_like(mean))
+    return torch.empty_like(x), torch.stack([mean, variance])

@@ -1,8 +1,8 @@
 """Spare ranks: processes that have made a rank's imports, and become ranks when a set starts.
 
 The supervisor has some, and so has the agent of each other host. They start one at a time, and only while the backend
-has nothing to do. A request suspends a spare rank that still imports, until there is nothing to do again, unless the
-request needs it.
+has nothing to do, or together as soon as a request is expected. A request suspends a spare rank that still imports,
+until there is nothing to do again, unless the request needs it.
 """
 
 import contextlib
@@ -73,6 +73,9 @@ class Spares:
         events: the event loop of this process.
         devices: the devices to keep spares for, until ``take`` names others.
         log: the newest one's log; None for this process's stderr.
+
+    Attributes:
+        hurried: whether a request is expected, so that they need not wait until there is nothing to do for a while.
     """
 
     def __init__(
@@ -88,16 +91,21 @@ class Spares:
         self._devices, self._log = devices, log
         self._spares: list[_Spare] = []
         self._leaving: list[_Spare] = []
-        self._deaths, self._next_start = 0, 0.0
+        self._deaths, self._next_start, self.hurried = 0, 0.0, False
 
     # For ranks that start
+
+    def expect(self, devices: Devices) -> None:
+        """Start what ``take`` may yield for these devices, all together."""
+        self._devices, self.hurried = devices, True
+        self._adjust()
 
     def take(self, devices: Devices) -> Iterator[StartedProcess]:
         """Yield at most one process for each device on this host, the readiest first.
 
         They are no longer watched here. From now on, spares are for ranks on ``devices``.
         """
-        self._devices = devices
+        self._devices, self.hurried = devices, False
         if self._spares:
             self._end_if_outdated()
         wanted = common_environment(devices)
@@ -151,8 +159,9 @@ class Spares:
         useless = [spare for spare in self._spares if not _fits(spare, wanted)]
         self._end(useless or self._spares[number:])
         changing = self._leaving or any(not spare.ready for spare in self._spares)
-        if len(self._spares) < number and not changing and time.monotonic() >= self._next_start:
+        while len(self._spares) < number and (self.hurried or not changing) and time.monotonic() >= self._next_start:
             self._start(wanted)
+            changing = True
 
     def _wanted(self) -> int:
         if self._number is not None:
@@ -161,7 +170,8 @@ class Spares:
         ranks = self._devices.on_host(FIRST)
         if ranks * MEMORY > SHARE * total:
             return 0  # a set starts earlier only with as many spares as ranks
-        return ranks if available - MEMORY >= KEPT_FREE * total else min(ranks, len(self._spares))
+        needed = MEMORY * (ranks - len(self._spares))
+        return ranks if available - needed >= KEPT_FREE * total else min(ranks, len(self._spares))
 
     def _start(self, environment: Mapping[str, str]) -> None:
         if self._end_if_outdated():

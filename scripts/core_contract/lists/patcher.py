@@ -53,5 +53,17 @@ ENTRIES = (
         Has("LoadedModel", "model model_finalizer", by=PATCHER, why="replaces the entry of a clone"),
         Has("LoadedModel", "device model", by=MEMORY, why="which GPUs ComfyUI uses"),
         Calls("unet_manual_cast(weight_dtype, inference_device, supported_dtypes)", by=DTYPE, why="the dtype of auto"),
+        Calls("vae_dtype(device, allowed_dtypes)", by=DTYPE, why="the dtype of a VAE"),
+        Calls("intermediate_dtype()", by="nodes/remote/vae.py", why="the dtype of images", optional=True),
+    ),
+    *core_module(
+        "comfy.cli_args",
+        Mentions(
+            "",
+            "--fp16-vae --bf16-vae --fp32-vae --cpu-vae",
+            by=DTYPE,
+            why="the dtype of a VAE",
+            word="fp16_vae bf16_vae fp32_vae cpu_vae",
+        ),
     ),
 )

@@ -269,14 +269,20 @@ def native_decode(native: Any, latent: torch.Tensor) -> torch.Tensor:
     """Decode with ComfyUI's VAE. Its noise has our seed."""
     torch.manual_seed(0)
     with torch.no_grad():
-        return ((native.decode(latent) + 1) / 2).clamp(0, 1).movedim(1, -1)
+        return ((native.decode(latent.to(_dtype(native))).float() + 1) / 2).clamp(0, 1).movedim(1, -1)
 
 
 def native_encode(native: Any, pixels: torch.Tensor) -> torch.Tensor:
     """Encode with ComfyUI's VAE."""
     with torch.no_grad():
-        latent: torch.Tensor = native.encode(pixels.movedim(-1, 1) * 2 - 1)
-    return latent
+        latent: torch.Tensor = native.encode((pixels.movedim(-1, 1) * 2 - 1).to(_dtype(native)))
+    return latent.float()
+
+
+def _dtype(native: Any) -> torch.dtype:
+    """Return the dtype of a module's weights, to which ComfyUI's VAE rounds what it is given."""
+    dtype: torch.dtype = next(native.parameters()).dtype
+    return dtype
 
 
 def image_weights() -> Weights:

@@ -206,16 +206,16 @@ def parsed(*flags: str) -> Any:
 
 
 def test_comfyuis_flags_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    args = parsed("--fast", "fp16_accumulation", "--use-sage-attention", "--deterministic", "--bf16-vae")
+    args = parsed("--fast", "fp16_accumulation", "--use-sage-attention", "--deterministic", "--cpu-vae")
     model = (
         "not obeyed by the ranks: --use-sage-attention (choose attention sage in Parallel Loader or Parallel Model); "
         "--fast fp16_accumulation, --deterministic (they have no such option)"
     )
-    vae = "not obeyed by the ranks: --bf16-vae (they run a VAE in float32)"
+    vae = f"not obeyed by the ranks: --cpu-vae ({FLAGS['vae']['cpu_vae']})"
     assert [flags_without_effect("model", args=args) for _ in range(2)] == [model, model]
     assert [flags_without_effect("vae", args=args) for _ in range(2)] == [vae, vae]
     assert [record.message for record in caplog.records] == [f"Parallel DiT: {text}" for text in (model, vae)]
-    obeyed = parsed("--cpu", "--bf16-unet", "--port", "8189", "--fp32-vae")
+    obeyed = parsed("--cpu", "--bf16-unet", "--port", "8189", "--bf16-vae")
     assert flags_without_effect(*FLAGS, args=obeyed) == ""
 
 
@@ -233,10 +233,10 @@ def test_a_flag_is_said_as_it_is_given(part: Any, flag: str) -> None:
 
 
 def test_the_loader_says_what_concerns_its_outputs(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for flag in ("fp16_vae", "fp16_text_enc", "fast"):
+    for flag in ("cpu_vae", "fp16_text_enc", "fast"):
         monkeypatch.setattr(comfy.cli_args.args, flag, True)
     (text,) = loader_node().execute("tiny", "fp32", "0,1").ui["text"]
-    assert "--fast (they have no such option); --fp16-vae (they run a VAE in float32)" in text
+    assert "--fast (they have no such option); --cpu-vae (they run a VAE on their devices" in text
 
 
 def test_every_flag_exists() -> None:

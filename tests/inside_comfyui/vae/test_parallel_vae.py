@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import comfy.cli_args
 import comfy.model_patcher
 import comfy.sd
 import comfy.utils
@@ -121,6 +122,30 @@ def test_a_vae_from_elsewhere_is_copied(
     assert read_files == []
     assert relative_error(ours[0], reference[0]) < 1e-4
     assert relative_error(ours[1]["samples"], reference[1]["samples"]) < 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("loaded", [False, True], ids=["--bf16-vae", "loaded in bf16"])
+@pytest.mark.parametrize("name", FILES)
+def test_the_dtype_is_that_of_the_bypassed_workflow(
+    name: str, loaded: bool, executor: Executor, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, only options and loaders choose another dtype than float32."""
+    weights, shape = FILES[name]
+    contents = {key: each.clone().contiguous() for key, each in weights().items()}
+    save_file(contents, folder / "tiny.safetensors")
+    latent = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    source = {"1": {"class_type": "Given", "inputs": {"key": "vae"}}} if loaded else {}
+    Given.values = {"latent": {"samples": latent}, "vae": comfy.sd.VAE(sd=dict(contents), dtype=torch.bfloat16)}
+    monkeypatch.setattr(comfy.cli_args.args, "bf16_vae", not loaded)
+    ours, own = executor.run(prompt("2") | source), executor.run(prompt("1") | source)
+    exact = comfy.sd.VAE(sd=dict(contents), dtype=torch.float32)
+    pixels = exact.decode(latent).reshape(own[0].shape)
+    error = relative_error(own[0], pixels)
+    assert error / 4 < relative_error(ours[0], pixels) < 2 * error
+    encoded = exact.encode(pixels)
+    error = relative_error(own[1]["samples"], encoded)
+    assert error / 4 < relative_error(ours[1]["samples"], encoded) < 2 * error
 
 
 @pytest.mark.parametrize("name", NATIVE)

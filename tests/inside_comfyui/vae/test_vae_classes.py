@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import comfy.cli_args
 import comfy.latent_formats
 import comfy.ldm.wan.vae
 import comfy.model_management
@@ -25,6 +26,7 @@ from any_folder_name.parallel_backend.engine import autoencoding
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.families.registry import FAMILIES
 from any_folder_name.parallel_backend.protocol.model_spec import Devices, ModelSpec
+from any_folder_name.parallel_backend.protocol.tensors import DTYPES, NAMES
 from any_folder_name.parallel_backend.vaes import LatentScale, vae_of
 from helpers.engine_client import EngineClient
 from helpers.inside_fixtures import Loaded, relative_error
@@ -53,13 +55,14 @@ def opened(loaded: Loaded, tmp_path: Path) -> Open:
     """``opened(name)`` returns ComfyUI's module and our VAE."""
     session.current().client = EngineClient()
 
-    def create(name: str, scale: LatentScale | None = None) -> tuple[Any, RemoteVAE]:
+    def create(name: str, scale: LatentScale | None = None, *, half: bool = False) -> tuple[Any, RemoteVAE]:
         native, theirs = NATIVE[name]()
         checkpoint = write(tmp_path / name, type(theirs).__name__, {})
         theirs.save_pretrained(tmp_path / name / "vae")
         spec = ModelSpec(path=str(checkpoint.path), devices=Devices(kind="cpu", indices=(0,)))
-        scale = scale or vae_of(checkpoint).scale
-        return native, RemoteVAE(Handle(spec=spec, checkpoint=checkpoint), scale, loaded.model)
+        vae = vae_of(checkpoint)
+        dtype = NAMES[vae.working_dtypes[0]] if half else "auto"
+        return native, RemoteVAE(Handle(spec=spec, checkpoint=checkpoint), scale or vae.scale, loaded.model, dtype)
 
     return create
 
@@ -99,6 +102,32 @@ def test_encode_equals_comfyui(opened: Open, name: str) -> None:
     ):
         assert result.shape == expected.shape
         assert relative_error(result, expected) < 1e-4
+
+
+@pytest.mark.parametrize("encode", [False, True], ids=["decode", "encode"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_half_precision_is_as_near_to_float32_as_comfyuis(opened: Open, name: str, encode: bool) -> None:
+    native, vae = opened(name, half=True)
+    frames, spatial, dtype = FRAMES.get(name, 3), vae.spacial_compression_encode(), DTYPES[vae._dtype]
+    if encode:
+        size = (1 if frames is None else vae.upscale_ratio[0](frames), 3 * spatial, 5 * spatial, 3)
+        given = torch.rand(size) if frames is None else torch.rand(1, *size)
+        ours, theirs = vae.encode, native_encode
+    else:
+        given = torch.randn(1, vae.latent_channels, *([] if frames is None else [frames]), 3, 5)
+        ours, theirs = vae.decode, native_decode
+    exact = theirs(native, given)
+    own = relative_error(theirs(native.to(dtype), given), exact)
+    assert own / 4 < relative_error(ours(given), exact) < 2 * own
+
+
+def test_images_have_the_dtype_in_which_comfyui_keeps_them(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, vae = opened("image")
+    own = comfy.sd.VAE(sd={"pixel_space_vae": torch.tensor(1.0)})
+    assert vae.decode(torch.zeros(1, 4, 3, 3)).dtype == own.decode(torch.zeros(1, 3, 8, 8)).dtype == torch.float32
+    monkeypatch.setattr(comfy.cli_args.args, "fp16_intermediates", True, raising=False)
+    assert vae.decode(torch.zeros(1, 4, 3, 3)).dtype == own.decode(torch.zeros(1, 3, 8, 8)).dtype
+    assert vae.encode(torch.zeros(1, 24, 24, 3)).dtype == own.encode(torch.zeros(1, 8, 8, 3)).dtype
 
 
 @pytest.mark.parametrize("name", ["wan21", "wan22", "mochi"])

@@ -47,9 +47,11 @@ def test_a_measurement_gives_the_rows():
 
 def test_a_vae_takes_what_its_pixels_its_width_and_its_frames_take():
     config = {"block_out_channels": [8, 16]}
-    assert coding_bytes("AutoencoderKL", config, pixels=100, frames=1, encode=False) == 100 * 8 * 24
+    assert coding_bytes("AutoencoderKL", config, pixels=100, frames=1, encode=False, itemsize=4) == 100 * 8 * 24
+    assert coding_bytes("AutoencoderKL", config, pixels=100, frames=1, encode=False, itemsize=2) == 100 * 8 * 12
     one, two = (
-        coding_bytes("AutoencoderKLHunyuanVideo", config, pixels=100, frames=frames, encode=False) for frames in (9, 10)
+        coding_bytes("AutoencoderKLHunyuanVideo", config, pixels=100, frames=frames, encode=False, itemsize=4)
+        for frames in (9, 10)
     )
     assert two - one == pytest.approx(100 * 8 * 35.1, abs=1)
     assert first_width({"decoder_base_dim": 5, "base_dim": 3}) == 5

@@ -15,9 +15,10 @@ from parallel_backend.distributed import mesh
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import family_of
 from parallel_backend.loading import load as load_module
-from parallel_backend.loading.load import check_component, check_dtype, resolve_dtype
+from parallel_backend.loading.load import check_component, check_dtype, resolve_dtype, resolve_vae_dtype
 from parallel_backend.loading.parts import DeviceMemory, Parts
 from parallel_backend.loading.transformer_part import load_transformer
+from parallel_backend.vaes import VAES
 from tests.support import compressed, tiny
 
 ALONE = mesh.alone()
@@ -147,6 +148,24 @@ def test_auto_on_a_gpu_follows_the_file(copy, stored, wanted, monkeypatch):
     monkeypatch.setattr(family_of(copy.components["transformer"]), "float16", False)
     assert resolve_dtype(copy, "auto", gpu, bfloat16=True) == torch.bfloat16
     assert resolve_dtype(copy, "auto", gpu, bfloat16=False) == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "ampere", "older"),
+    [
+        ("AutoencoderKL", torch.bfloat16, torch.float32),
+        ("AutoencoderKLWan", torch.bfloat16, torch.float16),
+        ("AutoencoderKLMochi", torch.float16, torch.float16),
+    ],
+)
+def test_a_vae_has_the_first_dtype_that_its_class_works_in_and_all_gpus_have(name, ampere, older):
+    vae, gpu = VAES[name]({}), torch.device("cuda")
+    assert resolve_vae_dtype(vae, "auto", gpu, bfloat16=True) == ampere
+    assert resolve_vae_dtype(vae, "auto", gpu, bfloat16=False) == older
+    assert resolve_vae_dtype(vae, "float32", gpu, bfloat16=True) == torch.float32
+    cpu = torch.device("cpu")
+    assert resolve_vae_dtype(vae, "auto", cpu, bfloat16=True) == torch.float32
+    assert resolve_vae_dtype(vae, "bfloat16", cpu, bfloat16=True) == torch.bfloat16
 
 
 def test_bfloat16_is_refused_where_torch_does_not_even_emulate_it(monkeypatch):

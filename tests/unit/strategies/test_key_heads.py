@@ -148,4 +148,21 @@ def test_ulysses_sends_the_key_heads_that_a_rank_needs(sizes, ranks, keys, repea
     heads, key_heads = sizes
     split = HeadSplit.even(heads, key_heads, ranks)
     assert [(split.keys(rank).start, split.keys(rank).stop) for rank in range(ranks)] == keys
-    assert [split.repeats(rank) for rank in range(ranks)] == repeats
+    assert split.repeats == repeats
+
+
+@pytest.mark.parametrize(
+    ("heads", "ranks", "halves"), [(6, 2, ([2, 2], [1, 1])), (7, 3, ([2, 1, 1], [1, 1, 1])), (1, 2, ([1, 0], [0, 0]))]
+)
+def test_halves_of_the_heads_are_those_of_each_rank(heads, ranks, halves):
+    split = HeadSplit.even(heads, heads, ranks)
+    parts = split.halves
+    assert tuple(part.sizes for part in parts) == halves
+    found = [
+        list(range(heads))[run.heads][rank * (run.heads.stop - run.heads.start) // run.ranks :][run.taken]
+        for part in parts
+        for run in part.runs
+        for rank in range(run.ranks)
+    ]
+    assert sorted(head for each in found for head in each) == list(range(heads))
+    assert [sum(part.counts[rank][0] for part in parts) for rank in range(ranks)] == list(split.queries.sizes)

@@ -173,6 +173,32 @@ def test_they_start_one_at_a_time(new_pool: Callable[..., Pool]) -> None:
     assert len(two.pids()) == 1
 
 
+def test_they_start_together_for_a_request_that_is_expected(new_pool: Callable[..., Pool]) -> None:
+    Path("slow").touch()
+    two = new_pool()
+    two.spares.expect(GPUS)
+    pids = two.pids()
+    assert len(pids) == 2
+    for pid in pids:
+        assert psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"] == "3,4"
+    taken = list(two.spares.take(GPUS))
+    assert sorted(started.process.pid for started in taken) == sorted(pids)
+    assert not two.spares.hurried
+    end(two, taken)
+
+
+@pytest.mark.parametrize(("number", "available"), [(0, 20.0), (None, 2.5), (None, 3.1)])
+def test_none_is_expected_where_none_may_start(
+    monkeypatch: pytest.MonkeyPatch, new_pool: Callable[..., Pool], number: int | None, available: float
+) -> None:
+    """The last of them has room for one alone, and both would start before either takes its memory."""
+    monkeypatch.setattr(processes, "machine_memory", lambda: (int(available * 2**30), 24 << 30))
+    pool = new_pool(number)
+    pool.spares.expect(TWO)
+    pool.run_for(0.2)
+    assert pool.pids() == []
+
+
 def test_after_the_files_have_changed_none_is_used_and_none_starts(
     monkeypatch: pytest.MonkeyPatch, new_pool: Callable[..., Pool]
 ) -> None:

@@ -65,7 +65,7 @@ def test_the_matrix_has_both_shapes_of_every_variant_and_the_named_ones():
         (("--vae", "image", "--size", "3x4x5"), "--size 3x4x5: latents of image are HxW"),
         (("--vae", "image", "--ranks", "0"), "--ranks 0: at least 1"),
         (("--vae", "image", "--width", "4"), "--width 4: at least 8"),
-        (("--encode",), "--encode and --width need --vae"),
+        (("--encode",), "--encode, --width and --dtype need --vae"),
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(capsys, arguments, sentence):

@@ -1,0 +1,1 @@
+"""Ways to get from tokens to heads around the projections of an attention layer."""

@@ -1,0 +1,96 @@
+"""Which of two ways to compute the same is faster on this machine: they take turns until the ranks agree on one."""
+
+import statistics
+import time
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .collectives import all_true
+from .mesh import Axis
+
+TURNS = 10
+"""Calls of each way."""
+_WARM = 3
+"""Of these, calls that do not count: memory is allocated in them."""
+_GAIN = 0.98
+"""The second way's share of the first way's time below which it is taken. Smaller gains may be noise."""
+_BITS = 3
+"""Amounts of work whose first bits are equal share a decision: not each length of text needs its own."""
+
+
+class Trial:
+    """Two ways that take turns. Each rank of the axis calls it equally often.
+
+    Args:
+        axis: the ranks that go the same way.
+
+    Attributes:
+        second: whether the second way is taken; None while both are tried.
+    """
+
+    def __init__(self, axis: Axis) -> None:
+        self._axis = axis
+        self._times: tuple[list[_Span], list[_Span]] = ([], [])
+        self.second: bool | None = None
+
+    @contextmanager
+    def turn(self, device: torch.device) -> Iterator[bool]:
+        """Yield whether to try the second way. The last turn ends with a collective, in which all ranks decide."""
+        second = len(self._times[1]) < len(self._times[0])
+        span = _Span(device)
+        yield second
+        span.mark()
+        self._times[second].append(span)
+        if len(self._times[1]) == TURNS:
+            first, other = (statistics.median(span.seconds() for span in spans[_WARM:]) for spans in self._times)
+            self.second = all_true(other < _GAIN * first, self._axis)
+            self._times = [], []
+
+
+class Trials:
+    """The trials of an axis, by kind and amount of work."""
+
+    def __init__(self, axis: Axis) -> None:
+        self._axis, self._trials = axis, dict[Hashable, Trial]()
+
+    def of(self, kind: Hashable, amount: int) -> Trial:
+        """Return the trial of a call.
+
+        Args:
+            kind: equal for calls whose times can be compared.
+            amount: proportional to the work of a call, such as its tokens.
+        """
+        bits = amount.bit_length()
+        key = kind, bits, amount >> max(bits - _BITS, 0)
+        if key not in self._trials:
+            self._trials[key] = Trial(self._axis)
+        return self._trials[key]
+
+
+class _Span:
+    """A time on the host, or on a GPU's current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._marks: list[Any] = []
+        self.mark()
+
+    def mark(self) -> None:
+        """Note the begin, and then the end."""
+        if not self._on_gpu:
+            self._marks.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append(event)
+
+    def seconds(self) -> float:
+        """Return the seconds between begin and end. Waits for a GPU."""
+        begin, end = self._marks
+        if not self._on_gpu:
+            return float(end - begin)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
