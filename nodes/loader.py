@@ -48,8 +48,8 @@ ATTENTION_TOOLTIP = (
 
 COMPILES = ["off", "blocks"]
 COMPILE_TOOLTIP = (
-    "blocks: the ranks compile the model's blocks with torch.compile. The first step takes a minute or more, and steps "
-    "are faster afterwards. It needs a C++ compiler, and on GPUs Triton."
+    "blocks: the ranks compile the model's blocks with torch.compile. The first step takes a minute or more; "
+    "later ones can be faster. It needs a C++ compiler, and on GPUs Triton."
 )
 
 
