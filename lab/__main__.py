@@ -39,6 +39,7 @@ COMMANDS = {
     "bench": Command("bench.command", "time a step in several layouts, against one process and other projects"),
     "bench wire": Command("bench.wire", "measure how fast requests and pixels are transferred"),
     "bench memory": Command("bench.memory", "measure the memory that a model file takes on two ranks"),
+    "bench compiled": Command("bench.compiled", "measure what compiled blocks save of a step"),
     "bench lora": Command("bench.lora", "measure what a LoRA costs in a step"),
     "bench streaming": Command("bench.streaming", "measure what a step costs whose blocks stream"),
     "bench recovery": Command("bench.recovery", "measure how long a prompt takes after a rank died"),

@@ -14,7 +14,7 @@ from ..parallel_backend.checkpoint.single_file import SingleFile
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.layout.suggestions import check_fits
-from ..parallel_backend.protocol.model_spec import Devices, DType, ModelSpec
+from ..parallel_backend.protocol.model_spec import Compile, Devices, DType, ModelSpec
 from ..parallel_backend.vaes import vae_of
 from .backend import checkpoints
 from .backend.connection import Handle
@@ -46,6 +46,12 @@ ATTENTION_TOOLTIP = (
     "is installed, cuDNN and torch's own. sage is faster and not exact."
 )
 
+COMPILES = ["off", "blocks"]
+COMPILE_TOOLTIP = (
+    "blocks: the ranks compile the model's blocks with torch.compile. The first step takes a minute or more; "
+    "later ones can be faster. It needs a C++ compiler, and on GPUs Triton."
+)
+
 
 def open_model(
     model_name: str,
@@ -54,13 +60,14 @@ def open_model(
     layout: ParallelLayout | None,
     node_id: str | None = None,
     attention: str = AUTO,
+    compile: Compile = "off",  # the input's name
 ) -> Handle:
     """Check everything that can be checked without weights, and return the model's handle.
 
     Raises:
         InvalidRequest: the checkpoint, dtype, devices or layout cannot work; the sentence says why.
     """
-    return handle_for(checkpoints.path_of(model_name), dtype, devices, layout, node_id, attention)
+    return handle_for(checkpoints.path_of(model_name), dtype, devices, layout, node_id, attention, compile=compile)
 
 
 def handle_for(
@@ -71,6 +78,7 @@ def handle_for(
     node_id: str | None = None,
     attention: str = AUTO,
     keeps: object = None,
+    compile: Compile = "off",
 ) -> Handle:
     """Do what ``open_model`` does for a path. The handle keeps ``keeps`` alive."""
     if dtype not in DTYPES:
@@ -88,6 +96,7 @@ def handle_for(
         devices=resolved,
         layout=layout,
         attention=attention,
+        compile=compile,
         content=content_for(checkpoint, resolved),
     )
     return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id, keeps=keeps)
@@ -159,6 +168,7 @@ def _inputs() -> list[Any]:
         io.String.Input("devices", default="all", tooltip=DEVICES_TOOLTIP),
         LayoutType.Input("layout", optional=True, tooltip=LAYOUT_TOOLTIP),
         io.Combo.Input("attention", options=[AUTO, *KERNELS], default=AUTO, optional=True, tooltip=ATTENTION_TOOLTIP),
+        io.Combo.Input("compile", options=COMPILES, default="off", optional=True, tooltip=COMPILE_TOOLTIP),
     ]
 
 
@@ -205,11 +215,17 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     @override
     def execute(
-        cls, model_name: str, dtype: str, devices: str, layout: ParallelLayout | None = None, attention: str = AUTO
+        cls,
+        model_name: str,
+        dtype: str,
+        devices: str,
+        layout: ParallelLayout | None = None,
+        attention: str = AUTO,
+        compile: Compile = "off",
     ) -> io.NodeOutput:
         """Check everything that can be checked without weights, and return the three outputs."""
         shown_on = cls.hidden.dynprompt.get_display_node_id(cls.hidden.unique_id)
-        handle = open_model(model_name, dtype, devices, layout, shown_on, attention)
+        handle = open_model(model_name, dtype, devices, layout, shown_on, attention, compile)
         check_prompt(cls.hidden.prompt or {}, cls.hidden.unique_id, handle)
         handle.keep_weights()
         bridge = bridge_for(handle.checkpoint)

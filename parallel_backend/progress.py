@@ -16,6 +16,7 @@ STARTING = "starting"
 CONNECTING = "connecting to the other ranks"
 PREPARING = "preparing the request"
 LOADING = "loading weights"
+COMPILING = "compiling"
 CLIENT = "waiting for the client"
 """Phases that the supervisor treats in a way of their own, and ``PREPARING``, which a request begins with."""
 

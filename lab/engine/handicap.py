@@ -33,8 +33,8 @@ def slow_down(transformers: Transformers, device: torch.device) -> None:
     """Let the blocks of all transformers of a checkpoint take longer on the ranks that ``env.HANDICAP`` names."""
     get: Callable[..., Family] = transformers.get
 
-    def slow_get(mesh: RankMesh, *arguments: Any) -> Family:
-        family, factor = get(mesh, *arguments), handicap(mesh.all_ranks.index)
+    def slow_get(mesh: RankMesh, *arguments: Any, **options: Any) -> Family:
+        family, factor = get(mesh, *arguments, **options), handicap(mesh.all_ranks.index)
         if factor > 1 and not isinstance(family.run, Slowed):
             family.run = Slowed(family.run, factor, device)
         return family

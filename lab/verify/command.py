@@ -13,7 +13,7 @@ import torch
 from parallel_backend.client.devices import add_option, choose_devices, ranks_of
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import OPTIONS, ParallelLayout
-from parallel_backend.protocol.model_spec import Devices
+from parallel_backend.protocol.model_spec import Compile, Devices
 from parallel_backend.verify.examples import short_name, variants
 from parallel_backend.verify.full_float32 import disable_tf32
 from parallel_backend.verify.options import add_sizes, check_least, size
@@ -47,6 +47,7 @@ def _add_cells(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ranks", type=int, metavar="N", help="only layouts of N ranks")
     add_sizes(parser)
+    parser.add_argument("--compile", action="store_true", help="with compiled blocks")
     parser.add_argument("--ci", action="store_true", help="only the part of the matrix that CI runs")
     parser.add_argument("--named", action="store_true", help="only the part of the matrix with sizes from real use")
 
@@ -134,7 +135,7 @@ def _run_vae(options: argparse.Namespace) -> int:
 
 
 def _run_loops(options: argparse.Namespace) -> int:
-    for name in ("ci", "named"):
+    for name in ("ci", "named", "compile"):
         if getattr(options, name):
             raise InvalidRequest(f"--warmup runs the step loops of small models: leave {name} out")
     loops = _loops(options)
@@ -201,7 +202,9 @@ def _run_matrix(options: argparse.Namespace) -> int:
     devices = choose_devices(options.devices, ranks_of(cell.layout for cell in cells))
     with tempfile.TemporaryDirectory(prefix="verify-models-") as folder:
         models = SmallModels(Path(folder), torch.device(devices.of_rank(0)))
-        return _compare(map(models.comparison, cells), devices, options, time=len(cells) == 1)
+        compiled: Compile = "blocks" if options.compile else "off"
+        comparisons = (replace(models.comparison(cell), compile=compiled) for cell in cells)
+        return _compare(comparisons, devices, options, time=len(cells) == 1)
 
 
 def _compare(comparisons: Iterable[Comparison], devices: Devices, options: argparse.Namespace, *, time: bool) -> int:

@@ -14,6 +14,7 @@ WAIT_TEXTS: dict[str, str] = {
     "queued": "waiting for another request",
     "start": "starting ranks",
     "loading": "loading weights",
+    "compiling": "compiling the model's blocks; kept on disk for the next start",
 }
 
 

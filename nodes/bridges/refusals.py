@@ -88,7 +88,10 @@ def check_model_options(model_options: Mapping[str, Any]) -> None:
         InvalidRequest: there is such an option. The message says what the node does.
     """
     if model_options.get(COMPILE_KEY):
-        raise layers_unavailable("a node compiles the model, as TorchCompileModel does")
+        raise layers_unavailable(
+            "a node compiles the model, as TorchCompileModel does, for which Parallel Loader and Parallel Model have "
+            "the input compile"
+        )
     check_options(model_options.get("transformer_options", {}))
 
 

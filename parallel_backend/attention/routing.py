@@ -9,14 +9,16 @@ layer.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from functools import update_wrapper, wraps
+from functools import cache, update_wrapper, wraps
 from types import FunctionType, MethodType
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import BackendFailure
+from ..operators import Place, attend
+from .seam import Seam
 
 
 class Attention(Protocol):
@@ -33,8 +35,8 @@ class Attention(Protocol):
     ) -> Tensor: ...
 
 
-class _Redirect:
-    """Takes the calls of torch's attention and of diffusers' dispatcher, and counts them.
+class _Redirect(Seam):
+    """Passes attention on, and counts the calls.
 
     Args:
         each_sample: whether the module calls attention separately for each sample.
@@ -43,67 +45,49 @@ class _Redirect:
     def __init__(self, attention: Attention, each_sample: bool) -> None:
         self.attention, self.each_sample, self.calls = attention, each_sample, 0
 
-    def sdpa(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """Stands for ``torch.nn.functional.scaled_dot_product_attention``."""
-        if attn_mask is not None or dropout_p or is_causal:
-            raise BackendFailure(
-                "a module called attention with a mask, dropout or is_causal, which is not supported here"
-            )
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """Attend to the whole batch, or to the next sample."""
         self.calls += 1
         return self.attention(query, key, value, scale=scale, sample=self.calls - 1 if self.each_sample else None)
 
-    def dispatch(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **options: Any
-    ) -> Tensor:
-        """Stands for diffusers' ``dispatch_attention_fn``, whose tensors are ``[B, tokens, heads, head_dim]``."""
-        for name in ("attention_kwargs", "backend", "parallel_config"):  # they choose another attention
-            options.pop(name, None)
-        q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        return self.sdpa(q, k, v, attn_mask, *args, **options).transpose(1, 2)
+
+class _CompiledSeam(Seam):
+    """Calls the operator of compiled blocks.
+
+    Args:
+        number: of the attention within its block. It is a constant of the compiled code.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """Compute attention as the place of this number is routed."""
+        return attend(query, key, value, scale, self.number)
 
 
-class _Functional:
-    """Stands for ``torch.nn.functional`` with another attention."""
-
-    def __init__(self, attention: Callable[..., Tensor]) -> None:
-        self.scaled_dot_product_attention = attention
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(F, name)
+PLACES: WeakKeyDictionary[nn.Module, Place] = WeakKeyDictionary()
+"""The attention modules of blocks that are compiled."""
 
 
-def _redirected(function: Any, redirect: _Redirect) -> FunctionType:
-    """Return a function with the same code that finds ``redirect`` where it looks for attention.
+def _redirected(function: Any, seam: Seam) -> FunctionType:
+    """Return a function with the same code that finds the seam where it looks for attention.
 
     Raises:
         BackendFailure: its code looks for no attention that we know.
     """
     if not isinstance(function, FunctionType):
         raise BackendFailure(f"{function!r} is no function of Python, so its attention cannot be redirected")
-    looked_for = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    found: dict[str, Any] = {name: redirect.dispatch for name, value in looked_for.items() if _is_dispatcher(value)}
-    found |= {name: _Functional(redirect.sdpa) for name, value in looked_for.items() if value is F}
+    looked_for = {name: seam.stands_for(function.__globals__.get(name)) for name in function.__code__.co_names}
+    found = {name: value for name, value in looked_for.items() if value is not None}
     if not found:
         raise BackendFailure(f"{function.__qualname__} computes attention in a way that is not known here")
     names, defaults = function.__globals__ | found, function.__defaults__
+    names.pop("__name__", None)  # by which a compiler would look at the module's names instead of these
     copied = FunctionType(function.__code__, names, function.__name__, defaults, function.__closure__)
     copied.__kwdefaults__ = function.__kwdefaults__
     update_wrapper(copied, function)
     return copied
-
-
-def _is_dispatcher(value: Any) -> bool:
-    return getattr(value, "__name__", "") == "dispatch_attention_fn"
 
 
 def _counted(function: FunctionType, name: str, redirect: _Redirect) -> Callable[..., Any]:
@@ -135,9 +119,53 @@ def _replacement(module: nn.Module, attention: Attention, each_sample: bool) -> 
         forward = _counted(_redirected(type(module).forward, redirect), name, redirect)
         return "forward", MethodType(forward, module)
     call = _counted(_redirected(type(processor).__call__, redirect), name, redirect)
-    routed_processor = copy(processor)
-    routed_processor.__class__ = type(type(processor).__name__, (type(processor),), {"__call__": call})
-    return "processor", routed_processor
+    return "processor", _as_class(processor, _processor_class(type(processor), call))
+
+
+def _processor_class(kind: type, call: Callable[..., Any]) -> type:
+    return type(kind.__name__, (kind,), {"__call__": call})
+
+
+def _as_class(processor: Any, kind: type) -> Any:
+    copied = copy(processor)
+    copied.__class__ = kind
+    return copied
+
+
+@cache
+def _compilable(kind: Any, number: int) -> Any:
+    """Return the ``forward`` of a class of modules, or a class of processors, that calls the operator."""
+    seam = _CompiledSeam(number)
+    if issubclass(kind, nn.Module):
+        return _redirected(kind.forward, seam)
+    return _processor_class(kind, _redirected(kind.__call__, seam))
+
+
+def compile_attention(stack: ExitStack, module: nn.Module, number: int, each_sample: bool) -> Place:
+    """Let a module call the operator of compiled blocks until the stack closes.
+
+    Modules of one class get the same code, which is compiled once.
+
+    Args:
+        number: of the attention within its block.
+        each_sample: whether the module calls attention separately for each sample.
+
+    Returns:
+        Where the operator finds what the module is routed to.
+
+    Raises:
+        BackendFailure: the module computes attention in a way that is not known.
+    """
+    processor: Any = getattr(module, "processor", None)
+    kind: Any = type(module if processor is None else processor)
+    replacement = _compilable(kind, number)
+    if processor is None:
+        set_until_exit(stack, module, "forward", MethodType(replacement, module))
+    else:
+        set_until_exit(stack, module, "processor", _as_class(processor, replacement))
+    PLACES[module] = place = Place(each_sample)
+    stack.callback(PLACES.pop, module)
+    return place
 
 
 class Route:
@@ -145,10 +173,14 @@ class Route:
 
     Args:
         each_sample: whether the module calls attention separately for each sample.
+        changes_keys: whether the attention may change the keys and values that it gets.
     """
 
-    def __init__(self, module: nn.Module, attention: Attention, each_sample: bool) -> None:
+    def __init__(
+        self, module: nn.Module, attention: Attention, each_sample: bool, *, changes_keys: bool = True
+    ) -> None:
         self.module, self.attention, self.each_sample = module, attention, each_sample
+        self.changes_keys = changes_keys
         self._made: tuple[Any, tuple[str, Any]] | None = None
 
     def replacement(self) -> tuple[str, Any]:
@@ -194,12 +226,17 @@ def routed(routes: Iterable[Route]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for route in routes:
-            set_until_exit(stack, route.module, *route.replacement())
+            place = PLACES.get(route.module)
+            if place is None:
+                set_until_exit(stack, route.module, *route.replacement())
+            else:
+                set_until_exit(stack, place, "attention", route.attention)
+                place.changes_keys = route.changes_keys
         yield
 
 
-def set_until_exit(stack: ExitStack, module: nn.Module, name: str, value: Any) -> None:
-    """Set an attribute of a module until the stack closes. What others have set on the instance comes back then."""
+def set_until_exit(stack: ExitStack, module: object, name: str, value: Any) -> None:
+    """Set an attribute of an object until the stack closes. What others have set on the instance comes back then."""
     names = vars(module)  # without a module's own slow way, which looks for parameters
     if name in names:
         stack.callback(names.__setitem__, name, names[name])

@@ -41,7 +41,9 @@ class FullView:
         if split.axis.size == 1 and not masks and kernel.stock:
             return []
         chain = cache(lambda streams: attention_chain.attention(self.mesh, split, streams, masks, kernel, self.trials))
-        return _routes(family, lambda site: chain(site.streams))
+        # Ring and masks change what they get. From Ulysses they get copies.
+        changes_keys = self.mesh.axes["ulysses"].size == 1 and (split.axis.size > 1 or bool(masks))
+        return _routes(family, lambda site: chain(site.streams), changes_keys=changes_keys)
 
 
 class DisplacedView(FullView):
@@ -120,9 +122,14 @@ class CachedView:
         return _routes(family, chain)
 
 
-def _routes(family: Family, chain: Callable[[AttentionSite], Attention]) -> list[Route]:
+def _routes(family: Family, chain: Callable[[AttentionSite], Attention], *, changes_keys: bool = False) -> list[Route]:
     return [
-        Route(site.module, attention_chain.without_repeats(chain(site), site.repeats), site.each_sample)
+        Route(
+            site.module,
+            attention_chain.without_repeats(chain(site), site.repeats),
+            site.each_sample,
+            changes_keys=changes_keys,
+        )
         for site in family.attentions
     ]
 

@@ -16,12 +16,17 @@ from ..layout.parallel_layout import ParallelLayout
 
 @dataclass(frozen=True, kw_only=True)
 class KernelKey:
-    """Decides whether a rank has a kernel: its mesh, by serial number, and the kernel's task."""
+    """Decides whether a rank has a kernel: its mesh, by serial number, and the kernel's task.
+
+    Attributes:
+        compiled: whether it also needs a compiler.
+    """
 
     mesh: int
     attention: str
     dtype: torch.dtype
     head_sizes: frozenset[int]
+    compiled: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The denoiser's part of a request: check it, load what is missing, and run one forward or a whole step loop."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -20,6 +20,7 @@ from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest
 from ..families.registry import family_of
 from ..interfaces.family import Family
+from ..loading.compiled_blocks import check_compiler, compilations
 from ..loading.components import ComponentCache
 from ..loading.load import check_dtype
 from ..loading.transformer_part import PlannedTransformer
@@ -127,7 +128,7 @@ class Denoising:
             for i in denoiser.branches
         }
         denoiser.load(local)
-        with PROGRESS.phase("denoising"):
+        with self._computing("denoising"):
             noted = self._noted_forward(denoiser)
             with measured(message, denoiser.mesh.all_ranks, self.components.device) as measurement, noted:
                 predictions = denoiser.gather(denoiser.shards(local))
@@ -147,7 +148,7 @@ class Denoising:
             setting.load()
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
         with (
-            PROGRESS.phase("sampling"),
+            self._computing("sampling"),
             measured(message, denoiser.mesh.all_ranks, self.components.device) as measurement,
         ):
             PROGRESS.step(message.first_step, len(setting.sigmas) - 1)
@@ -164,7 +165,7 @@ class Denoising:
 
         1. agree on a layout that fits, if the request names none (all ranks of the world, used by the layout or not)
         2. make or find the mesh (all ranks of the world)
-        3. agree that every rank's device has the dtype and the attention kernel
+        3. agree that every rank's device has the dtype, the attention kernel and, if blocks are compiled, a compiler
         4. agree which ranks hold their part of sharded weights
         5. agree that the tensors can be used
         6. agree that weights and tensors fit on every device
@@ -208,6 +209,21 @@ class Denoising:
                 "in two calls"
             )
 
+    @contextmanager
+    def _computing(self, phase: str) -> Iterator[None]:
+        """Compute in a phase, and report when blocks are compiled."""
+        said = compilations(self._report_compilation) if self._compiled else nullcontext()
+        with PROGRESS.phase(phase), said:
+            yield
+
+    def _report_compilation(self, done: bool) -> None:
+        self.request.report(Progress(phase="compiling", value=int(done), total=1), {})
+
+    @property
+    def _compiled(self) -> bool:
+        """Whether blocks are compiled."""
+        return self.request.message.model.compile == "blocks"
+
     def _noted_forward(self, denoiser: Denoiser) -> AbstractContextManager[None]:
         if denoiser.mesh.all_ranks.index or self.elsewhere is None:
             return nullcontext()
@@ -228,15 +244,23 @@ class Denoising:
         """Return the attention kernel. The ranks of a mesh agree on it once: devices and weights' dtype do not change.
 
         Raises:
-            InvalidRequest: a rank's device lacks the kernel or the dtype.
+            InvalidRequest: a rank's device lacks the kernel or the dtype, or its machine a compiler.
         """
         attention, components, agreed = self.request.message.model.attention, self.components, self.agreements.kernels
         head_sizes = frozenset(site.head_dim for site in plan.geometry.sites)
-        key = KernelKey(mesh=mesh.serial, attention=attention, dtype=components.dtype, head_sizes=head_sizes)
+        key = KernelKey(
+            mesh=mesh.serial,
+            attention=attention,
+            dtype=components.dtype,
+            head_sizes=head_sizes,
+            compiled=self._compiled,
+        )
         if key not in agreed:
             with refused_alike(mesh.all_ranks):
                 check_dtype(components.dtype, components.device)
                 kernel = kernels.choose(attention, components.device, components.dtype, set(head_sizes))
+                if key.compiled:
+                    check_compiler(components.device)
             agreed[key] = kernel
         return agreed[key]
 
@@ -256,7 +280,8 @@ class Denoising:
         def load(component: str, adapters: Sequence[Adapter]) -> Family:
             self.components.layout = mesh.layout
             with self.request.loading(self.components, component):
-                return transformers.get(mesh, component, plans, adapters, self.request.message.overlay)
+                overlay = self.request.message.overlay
+                return transformers.get(mesh, component, plans, adapters, overlay, compiled=self._compiled)
 
         return load
 

@@ -115,6 +115,8 @@ def _denoising(
     world_size: int,
     skipped: tuple[frozenset[int], ...],
 ) -> DenoisingPlan:
+    if message.model.compile != "off" and message.measure == "bytes":
+        raise InvalidRequest("compile=blocks hides from a count what ranks send: count bytes with compile=off")
     devices = message.model.devices.first(world_size)
     ranks = len(devices.indices)
     layout = message.model.layout or auto(devices.host_sizes, branches=len(branches))

@@ -65,6 +65,12 @@ class CompressedLinear(nn.Linear):
             return decoded
         return torch.cat([decoded[:, part] for part in self.columns], dim=1)
 
+    @property
+    def rows(self) -> int:
+        """The number of the weight's rows that this layer has."""
+        dim, parts = self.weight_cut or (1, ())
+        return self.out_features if dim else sum(part.stop - part.start for part in parts)
+
     def cut_weight(self, dim: int, parts: tuple[slice, ...]) -> Mapping[nn.Parameter, tuple[int, tuple[slice, ...]]]:
         """Keep a part of the weight, on the meta device: rows, or columns widened to what can be decoded alone.
 

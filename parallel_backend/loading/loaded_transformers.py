@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -12,6 +13,7 @@ from ..distributed.collectives import agree, all_true
 from ..distributed.mesh import RankMesh
 from ..interfaces.family import Family
 from ..protocol.model_spec import Adapter, Overlay
+from .compiled_blocks import CompiledBlocks
 from .cpu_store import share
 from .offload_plan import ALL, SLOTS, UNDECIDED, PartSizes, TransformerClaim, decide, lacks_cpu_memory, with_slack
 from .parts import Parts, free
@@ -70,6 +72,7 @@ class Transformers:
         self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, RankMesh] = {}
         self._agreed: dict[str, _Agreed] = {}
+        self._compiled: WeakKeyDictionary[Family, CompiledBlocks] = WeakKeyDictionary()
 
     @property
     def names(self) -> list[str]:
@@ -116,6 +119,8 @@ class Transformers:
         plans: dict[str, PlannedTransformer],
         adapters: Sequence[Adapter],
         overlay: Overlay | None,
+        *,
+        compiled: bool,
     ) -> Family:
         """Return this rank's part, on a mesh, of the transformer component ``name``; load it if necessary.
 
@@ -123,6 +128,7 @@ class Transformers:
 
         Args:
             plans: parts that have been planned for the mesh, by name. Loading takes its plan out.
+            compiled: whether its blocks compute compiled from now on.
         """
         held = WeightPart.on(mesh)
         if not self._holds(name, held):
@@ -136,6 +142,7 @@ class Transformers:
         taken = None if agreed.resident == ALL else agreed.sizes.on_device(agreed.resident)
         family = self.parts.get(name, lambda: self._load(mesh, name, plans), taken)
         self.parts.changed_by(name, lambda changes: changes.use(adapters, overlay))
+        self._compiled.setdefault(family, CompiledBlocks(family)).use(compiled)
         return family
 
     def agree(self, mesh: RankMesh) -> None:

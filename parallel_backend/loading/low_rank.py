@@ -125,8 +125,16 @@ class LowRankHooks:
 class _Hook:
     def __init__(self, terms: Sequence[Term]) -> None:
         self._terms = terms
+        # Compiled code would be made for a number, and takes a tensor as it comes.
+        self._tensors = [
+            (each, torch.tensor(strength * each.scale, device=each.down.device)) for each, strength in terms
+        ]
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            for factors, factor in self._tensors:
+                out = out + F.linear(F.linear(inputs[0], factors.down) * factor, factors.up)
+            return out
         flat = out.view(-1, out.shape[-1])
         for factors, strength in self._terms:
             hidden = F.linear(inputs[0], factors.down)

@@ -9,6 +9,7 @@ from ..errors import InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Compile = Literal["off", "blocks"]
 Collectives = Literal["nccl", "gloo"]
 
 VISIBLE = (
@@ -131,6 +132,7 @@ class ModelSpec:
         devices: the ranks'.
         layout: None means ``auto``. Layouts that keep weights whole share the loaded weights.
         attention: a name in ``kernels.KERNELS``, or ``auto``.
+        compile: whether the ranks compile the blocks of the transformer.
         content: ``Checkpoint.content``, by which other hosts find their copies; "" where all ranks read the path.
 
     Raises:
@@ -143,6 +145,7 @@ class ModelSpec:
     devices: Devices
     layout: ParallelLayout | None = None
     attention: str = "auto"
+    compile: Compile = "off"
     content: str = ""
 
     def __post_init__(self) -> None:

@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..distributed.mesh import Axis
@@ -32,7 +31,7 @@ from ..interfaces.tensor_cuts import (
 )
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
-from ..progress import PROGRESS
+from ..operators import sum_over
 
 
 class TensorParallel:
@@ -101,6 +100,7 @@ class _Style:
         self.cut, self.axis, self.slices = cut, axis, slices
 
     def apply(self, module: nn.Module) -> None:
+        group = "" if self.axis.group is None else self.axis.group.group_name
         match self.cut:
             case ColumnParallel(segments):
                 self._shrink(module, "weight", 0, segments)
@@ -110,10 +110,10 @@ class _Style:
                 bias: Any = module.bias
                 if bias is not None and self.axis.index:
                     self.slices[bias] = (0, ())  # zeros: the sum gets the bias from the first rank
-                module.register_forward_hook(self._sum)
+                module.register_forward_hook(lambda _module, _inputs, out: sum_over(group, out))
             case HeadsNorm(heads):
                 self._shrink(module, "weight", 0, (heads,))
-                module.forward = _HeadsNorm(module, heads, self.axis)
+                module.forward = _HeadsNorm(module, heads, group)
             case HeadOutputs(heads):
                 (local,) = local_ranges((heads,), self.axis.size, self.axis.index)
                 module.register_forward_hook(lambda _module, _inputs, outs: tuple(out[..., local] for out in outs))
@@ -139,22 +139,15 @@ class _Style:
         setattr(module, name, parameter)
         self.slices[parameter] = (dim, local)
 
-    def _sum(self, _module: nn.Module, _inputs: Any, out: Tensor) -> Tensor:
-        with PROGRESS.waiting():
-            dist.all_reduce(out, group=self.axis.group)
-        return out
-
 
 class _HeadsNorm:
     """The forward of ``torch.nn.RMSNorm`` over features that are split over several ranks."""
 
-    def __init__(self, module: Any, heads: Segment, axis: Axis) -> None:
-        self.module, self.features, self.axis = module, heads[0] * heads[1], axis
+    def __init__(self, module: Any, heads: Segment, group: str) -> None:
+        self.module, self.features, self.group = module, heads[0] * heads[1], group
 
     def __call__(self, x: Tensor) -> Tensor:
-        squares = x.float().square().sum(dim=-1, keepdim=True)
-        with PROGRESS.waiting():
-            dist.all_reduce(squares, group=self.axis.group)
+        squares = sum_over(self.group, x.float().square().sum(dim=-1, keepdim=True))
         eps = torch.finfo(x.dtype).eps if self.module.eps is None else self.module.eps
         normed = x.float() * torch.rsqrt(squares / self.features + eps)
         return (normed if self.module.weight is None else normed * self.module.weight).to(x.dtype)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..progress import CLIENT, CONNECTING, LOADING, STARTING
+from ..progress import CLIENT, COMPILING, CONNECTING, LOADING, STARTING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,7 @@ class Patience:
         first: like ``progress``, before a rank's second count in a phase: the first one may compile kernels.
         load: like ``progress``, while weights load: for one tensor of a slow disk, and the import of diffusers.
         connect: like ``progress``, while a process group connects for the first time.
+        compile: like ``progress``, while a block of a transformer is compiled.
         compute: like ``progress``, for a rank without a GPU whose process uses its cores: one layer may take long.
     """
 
@@ -39,12 +40,19 @@ class Patience:
     first: float = 180.0
     load: float = 120.0
     connect: float = 60.0
+    compile: float = 600.0
     compute: float = 600.0
 
     @property
     def phases(self) -> Mapping[str, float]:
         """Time limits of phases with a limit of their own. ``start`` and the deadlines of rank 0 limit two phases."""
-        return {CLIENT: math.inf, STARTING: math.inf, LOADING: self.load, CONNECTING: self.connect}
+        return {
+            CLIENT: math.inf,
+            STARTING: math.inf,
+            LOADING: self.load,
+            CONNECTING: self.connect,
+            COMPILING: self.compile,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from ..interfaces.family import Family
 from ..interfaces.strategy import ParameterShapes
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol.messages import Forward, Measure
-from ..protocol.model_spec import Devices, DType, ModelSpec
+from ..protocol.model_spec import Compile, Devices, DType, ModelSpec
 from ..protocol.status import RankStatus
 from ..protocol.tensors import DTYPES, describe
 from ..strategies import STRATEGIES, stage_cut
@@ -41,6 +41,7 @@ class Comparison:
         stages: attention sites of each stage, see ``Workload.stages``.
         dtype: dtype to compute in, never ``auto``.
         tolerance: largest relative error that counts as equal.
+        compile: whether the ranks compile the blocks.
     """
 
     title: str
@@ -52,6 +53,7 @@ class Comparison:
     stages: tuple[tuple[int, ...], ...] = ()
     dtype: DType = "float32"
     tolerance: float = TOLERANCE
+    compile: Compile = "off"
 
 
 class Verifier:
@@ -63,19 +65,21 @@ class Verifier:
     def compare(self, comparison: Comparison, *, time: bool = False) -> Report:
         """Compare a layout with the stock forward; with ``time``, also time steps of the layout and of one rank."""
         try:
-            formula = self._formula(comparison)
+            plain = replace(comparison, compile="off")
+            formula = self._formula(plain)
         except InvalidRequest as error:
             return Report(cell=comparison.title, skipped=str(error))
         # The stock forward comes first: it may take longer than a backend waits for work before it ends.
         expected = [comparison.stock(i) for i in range(len(comparison.inputs))]
-        reply = self._call(comparison)
+        counted = self._call(plain)
+        reply = counted if comparison.compile == "off" else self._call(comparison, "seconds")
         errors = [(reply[str(i)].float() - one.float()).abs().max() for i, one in enumerate(expected)]
         return Report(
             cell=comparison.title,
             tolerance=comparison.tolerance,
             max_abs_error=float(max(errors)),
             max_rel_error=max(float(e / one.float().abs().max()) for e, one in zip(errors, expected, strict=True)),
-            bytes_sent_per_rank=tuple(reply["sent_bytes"].tolist()),
+            bytes_sent_per_rank=tuple(counted["sent_bytes"].tolist()),
             bytes_formula_per_rank=formula,
             memory_per_rank=tuple(map(_memory, self.client.status().ranks[: comparison.layout.ranks])),
             seconds_per_step=self._seconds(comparison) if time else None,
@@ -102,9 +106,10 @@ class Verifier:
         return self.client.call(message, examples.branches(comparison.inputs))
 
     def _message(self, comparison: Comparison) -> Forward:
-        return forward_request(
+        message = forward_request(
             comparison.model, comparison.dtype, comparison.layout, self.devices, len(comparison.inputs)
         )
+        return replace(message, model=replace(message.model, compile=comparison.compile))
 
 
 def forward_request(model: Path, dtype: DType, layout: ParallelLayout, devices: Devices, branches: int) -> Forward:

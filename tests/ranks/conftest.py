@@ -66,3 +66,17 @@ def streaming(pools: Pools) -> Iterator[Callable[[int], None]]:
     yield stream
     for ranks in on:
         pools(ranks).run(driver.stream_all, False)
+
+
+@pytest.fixture
+def compiled_eagerly(pools: Pools) -> Iterator[Callable[[int], None]]:
+    """``compiled_eagerly(n)`` lets the pool of ``n`` ranks compile without inductor, which takes a minute."""
+    on: list[int] = []
+
+    def without(ranks: int) -> None:
+        on.append(ranks)
+        pools(ranks).run(driver.compile_with, "eager")
+
+    yield without
+    for ranks in on:
+        pools(ranks).run(driver.compile_with, "inductor")

@@ -18,7 +18,7 @@ from parallel_backend import env
 from parallel_backend.distributed.mesh import RankMesh
 from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.loading import loaded_transformers
+from parallel_backend.loading import compiled_blocks, loaded_transformers
 from parallel_backend.loading.offload_plan import decide
 from parallel_backend.machines.ranks import host_links
 from parallel_backend.machines.ranks.crossing import HostMap
@@ -161,3 +161,15 @@ def held_bytes(rank: int, prefix: str) -> int:
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's shard of a tensor, or all of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def compile_with(rank: int, backend: str) -> None:
+    """Let this rank compile blocks with another backend of torch's from now on."""
+    compiled_blocks.BACKEND = backend
+
+
+def compilations(rank: int) -> int:
+    """Return how many graphs this rank has compiled."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])

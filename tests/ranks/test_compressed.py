@@ -154,6 +154,15 @@ def test_each_format_equals_its_decoded_weights(pools, files, name, layout):
 @pytest.mark.parametrize("layout", ["", "tensor=3", "ulysses=2 shard_weights", "pipe=2 patches=1"])
 @pytest.mark.parametrize("name", MIXED)
 def test_loras_and_overlays_change_compressed_weights(pools, files, model, tmp_path, name, layout):
+    check_changes(pools, files, model, tmp_path, name, layout)
+
+
+def test_loras_and_overlays_change_compiled_compressed_weights(pools, files, model, tmp_path, compiled_eagerly):
+    compiled_eagerly(3)
+    check_changes(pools, files, model, tmp_path, "model.gguf", "tensor=3", "blocks")
+
+
+def check_changes(pools, files, model, tmp_path, name, layout, compiled="off"):
     path, unchanged = files(name)
     decoded = (MIXED[name])(tmp_path / name, plain_weights(model))
     lora = Change.write(tmp_path, model, seed=1, rank=3, strength=0.6)
@@ -174,7 +183,7 @@ def test_loras_and_overlays_change_compressed_weights(pools, files, model, tmp_p
         model.load_state_dict(merged(weights, [lora]))
         with torch.no_grad():
             out = model(pad_to_patch(case.latent, PATCH), case.timestep, case.text(0), return_dict=False)[0]
-        message, tensors = requests.forward(requests.spec(path, layout), case)
+        message, tensors = requests.forward(replace(requests.spec(path, layout), compile=compiled), case)
         changed = replace(message, adapters=((lora.file,),), overlay=given)
         answers = pools(ranks).run(driver.handle, changed, tensors)
         assert [answer["error"] for answer in answers] == [None] * ranks
@@ -189,4 +198,4 @@ def test_loras_and_overlays_change_compressed_weights(pools, files, model, tmp_p
 def test_compressed_weights_that_stream_are_changed_alike(pools, files, model, tmp_path, streaming, layout):
     streaming(ParallelLayout.parse(layout).ranks)
     for name in list(MIXED)[:2]:
-        test_loras_and_overlays_change_compressed_weights(pools, files, model, tmp_path, name, layout)
+        check_changes(pools, files, model, tmp_path, name, layout)

@@ -11,7 +11,16 @@ import torch
 from torch import nn
 
 from parallel_backend.engine.counting import counted
-from parallel_backend.progress import CLIENT, CONNECTING, IDLE, LOADING, PROGRESS, ProgressCounter, RankProgress
+from parallel_backend.progress import (
+    CLIENT,
+    COMPILING,
+    CONNECTING,
+    IDLE,
+    LOADING,
+    PROGRESS,
+    ProgressCounter,
+    RankProgress,
+)
 from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.protocol.status import RankStatus
 from parallel_backend.supervisor.limits import Patience
@@ -129,6 +138,7 @@ BUSY = replace(SAMPLING, computing=True)
         (replace(SAMPLING, longest=0.0), 180.0),
         (RankProgress(phase=LOADING, longest=50.0), 120.0),
         (RankProgress(phase=CONNECTING), 60.0),
+        (RankProgress(phase=COMPILING), 600.0),
         (RankProgress(phase=CLIENT), math.inf),
     ],
 )

@@ -35,7 +35,7 @@ PATCHES: dict[str, tuple[Patch, str]] = {
     "HyperTile": (option("patches", {"attn1_patch": [print]}), "a node changes what .* HyperTile"),
     "TorchCompileModel": (
         lambda model: TorchCompileModel.execute(model, "inductor").args[0],
-        "a node compiles the model, as TorchCompileModel does",
+        "a node compiles the model, .* have the input compile",
     ),
     "ScaleROPE": (option("rope_options", {"scale_x": 2.0}), "a node scales or shifts the positions .* ScaleROPE"),
     "attention": (

@@ -93,6 +93,30 @@ def test_loras_between_are_factors_on_the_ranks(
         assert relative_error(result, latent(executor.run(prompt_with("2", strength)))) < 1e-4
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("sampler", ["KSampler", "ParallelSampler"])
+def test_compiled_blocks_equal_the_bypassed_workflow(
+    sampler: str, executor: Executor, folder: Path, native_loads: list[str]
+) -> None:
+    save_file(loras.plain(CASE.native(), "diffusion_model.", rank=3, seed=1), folder / "lora.safetensors")
+    folder_paths.folder_names_and_paths["loras"][0][:] = [str(folder)]
+
+    def nodes(strength: float) -> Prompt:
+        lora = {"model": ["1", 0], "lora_name": "lora.safetensors", "strength_model": strength}
+        return {
+            "9": {"class_type": "LoraLoaderModelOnly", "inputs": lora},
+            "2": {"class_type": "ModelSamplingSD3", "inputs": {"model": ["9", 0], "shift": 5.0}},
+            "3": {"class_type": "ParallelModel", "inputs": {"model": ["2", 0], "devices": "0,1", "compile": "blocks"}},
+        }
+
+    for strength, seed in ((0.0, 5), (0.4, 5), (0.8, 6)):
+        result = latent(executor.run(prompt("3", sampler=sampler, seed=seed, **nodes(strength))))
+        assert native_loads == []
+        bypassed = latent(executor.run(prompt("2", seed=seed, **nodes(strength))))
+        native_loads.clear()
+        assert relative_error(result, bypassed) < 1e-4
+
+
 @pytest.mark.parametrize("shape", [(), (2, 2)])
 def test_a_lora_for_another_model_is_named(shape: tuple[int, ...], executor: Executor, folder: Path) -> None:
     layer = "diffusion_model.joint_blocks.0.x_block.mlp.fc1" if shape else "another.layer"
