@@ -22,23 +22,19 @@ _BITS = 3
 
 
 class Trial:
-    """Two ways that take turns. Each rank of the axis calls it equally often.
-
-    Args:
-        axis: the ranks that go the same way.
+    """Two ways that take turns. All ranks that go the same way call it equally often.
 
     Attributes:
         second: whether the second way is taken; None while both are tried.
     """
 
-    def __init__(self, axis: Axis) -> None:
-        self._axis = axis
+    def __init__(self) -> None:
         self._times: tuple[list[_Span], list[_Span]] = ([], [])
         self.second: bool | None = None
 
     @contextmanager
-    def turn(self, device: torch.device) -> Iterator[bool]:
-        """Yield whether to try the second way. The last turn ends with a collective, in which all ranks decide."""
+    def turn(self, device: torch.device, axis: Axis) -> Iterator[bool]:
+        """Yield whether to try the second way. In the last turn, the ranks of the axis decide together."""
         second = len(self._times[1]) < len(self._times[0])
         span = _Span(device)
         yield second
@@ -46,15 +42,15 @@ class Trial:
         self._times[second].append(span)
         if len(self._times[1]) == TURNS:
             first, other = (statistics.median(span.seconds() for span in spans[_WARM:]) for spans in self._times)
-            self.second = all_true(other < _GAIN * first, self._axis)
+            self.second = all_true(other < _GAIN * first, axis)
             self._times = [], []
 
 
 class Trials:
-    """The trials of an axis, by kind and amount of work."""
+    """The trials of a mesh, by kind and amount of work. They do not keep its groups."""
 
-    def __init__(self, axis: Axis) -> None:
-        self._axis, self._trials = axis, dict[Hashable, Trial]()
+    def __init__(self) -> None:
+        self._trials = dict[Hashable, Trial]()
 
     def of(self, kind: Hashable, amount: int) -> Trial:
         """Return the trial of a call.
@@ -66,7 +62,7 @@ class Trials:
         bits = amount.bit_length()
         key = kind, bits, amount >> max(bits - _BITS, 0)
         if key not in self._trials:
-            self._trials[key] = Trial(self._axis)
+            self._trials[key] = Trial()
         return self._trials[key]
 
 

@@ -65,7 +65,7 @@ class Agreements:
 
     def trials_of(self, mesh: RankMesh) -> Trials:
         """Return the trials of a mesh."""
-        return self.trials.setdefault(mesh.serial, Trials(mesh.axes["ulysses"]))
+        return self.trials.setdefault(mesh.serial, Trials())
 
     def forget_layouts(self, model: str) -> None:
         """Forget the layouts of a model that was unloaded: there may be more room now."""

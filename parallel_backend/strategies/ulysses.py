@@ -101,7 +101,7 @@ class UlyssesAttention:
         trial = self.trials.of((count, head_dim, query.dtype), batch * self.tokens.total)
         if trial.second is not None:
             return self._attend(heads.halves if trial.second else [heads], qkv, inner)
-        with trial.turn(query.device) as halved:
+        with trial.turn(query.device, self.axis) as halved:
             return self._attend(heads.halves if halved else [heads], qkv, inner)
 
     def _attend(self, parts: Sequence[HeadSplit], qkv: QKV, inner: Callable[..., Tensor]) -> Tensor:

@@ -26,11 +26,11 @@ class Clock:
 
 def taken(first, second, *, calls, noise=None):
     """Which way each call goes when the ways take so many seconds; ``noise`` adds seconds to some calls."""
-    clock, tried, ways = Clock(), Trials(ALONE), []
+    clock, tried, ways = Clock(), Trials(), []
     with mock.patch.object(trials, "time", clock):
         for i in range(calls):
             trial = tried.of("a kind", 1000)
-            with nullcontext(trial.second) if trial.second is not None else trial.turn(CPU) as other:
+            with nullcontext(trial.second) if trial.second is not None else trial.turn(CPU, ALONE) as other:
                 clock.now += (second if other else first) + (noise or {}).get(i, 0.0)
             ways.append(other)
     return ways
@@ -57,7 +57,7 @@ def test_all_ranks_have_to_find_it_faster():
 
 
 def test_lengths_that_differ_little_share_a_decision_and_kinds_do_not():
-    tried = Trials(ALONE)
+    tried = Trials()
     one = tried.of("a", 4096)
     assert tried.of("a", 4100) is one
     assert tried.of("a", 8192) is not one
