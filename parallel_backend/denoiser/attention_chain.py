@@ -12,7 +12,7 @@ from ..attention.kernels import Kernel
 from ..attention.key_masks import KeyMask, attend
 from ..attention.routing import Attention
 from ..distributed.mesh import RankMesh
-from ..distributed.trials import Trials
+from ..distributed.trials import RowTrials, Trials
 from ..layout.partition import Partition
 from ..strategies.patch_attention import GatheredAttention, KeyValues, PatchAttention, PatchSplit
 from ..strategies.ring import RingAttention
@@ -121,8 +121,10 @@ def with_ulysses(
     """Exchange tokens for heads around ``inner``, which attends to the tokens of this rank's place on the ring."""
     ulysses = mesh.axes["ulysses"]
     if ulysses.size > 1:
-        blocks = _ring_blocks(split.tokens(streams), ulysses.size)
-        inner = UlyssesAttention(ulysses, blocks[split.axis.index // ulysses.size], inner, trials)
+        tokens = split.tokens(streams)
+        block = _ring_blocks(tokens, ulysses.size)[split.axis.index // ulysses.size]
+        row = trials and RowTrials(trials=trials, axis=split.axis, tokens=tokens.total)
+        inner = UlyssesAttention(ulysses, block, inner, row)
     return WithoutPadding([split.streams[name].sizes[split.axis.index] for name in streams], inner)
 
 

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,6 +65,25 @@ class Trials:
         if key not in self._trials:
             self._trials[key] = Trial()
         return self._trials[key]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTrials:
+    """The trials of one row of tokens.
+
+    Attributes:
+        trials: those of the mesh.
+        axis: the ranks that hold the row. They decide together, because all of them exchange within a call.
+        tokens: number of tokens of the row.
+    """
+
+    trials: Trials
+    axis: Axis
+    tokens: int
+
+    def of(self, kind: Hashable, samples: int) -> Trial:
+        """Return the trial of a call with so many samples; see ``Trials``."""
+        return self.trials.of(kind, samples * self.tokens)
 
 
 class _Span:

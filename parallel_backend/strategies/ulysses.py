@@ -19,7 +19,7 @@ from torch import Tensor
 from ..attention.routing import Attention
 from ..distributed.collectives import Work, start_all_to_all, wait_all
 from ..distributed.mesh import Axis
-from ..distributed.trials import Trials
+from ..distributed.trials import RowTrials
 from ..interfaces.strategy import Workload
 from ..layout.head_split import HeadSplit, Run
 from ..layout.parallel_layout import ParallelLayout
@@ -88,7 +88,7 @@ class UlyssesAttention:
             ``inner`` has to see all heads in one call.
     """
 
-    def __init__(self, axis: Axis, tokens: Partition, inner: Attention, trials: Trials | None = None) -> None:
+    def __init__(self, axis: Axis, tokens: Partition, inner: Attention, trials: RowTrials | None = None) -> None:
         self.axis, self.tokens, self.inner, self.trials = axis, tokens, inner, trials
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
@@ -98,10 +98,10 @@ class UlyssesAttention:
         if self.trials is None or heads.shared > 1 or min(heads.queries.sizes) < 2:
             return self._attend([heads], qkv, inner)
         batch, count, _, head_dim = query.shape
-        trial = self.trials.of((count, head_dim, query.dtype), batch * self.tokens.total)
+        trial = self.trials.of((count, head_dim, query.dtype), batch)
         if trial.second is not None:
             return self._attend(heads.halves if trial.second else [heads], qkv, inner)
-        with trial.turn(query.device, self.axis) as halved:
+        with trial.turn(query.device, self.trials.axis) as halved:
             return self._attend(heads.halves if halved else [heads], qkv, inner)
 
     def _attend(self, parts: Sequence[HeadSplit], qkv: QKV, inner: Callable[..., Tensor]) -> Tensor:

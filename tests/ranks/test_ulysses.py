@@ -1,13 +1,19 @@
 """Ulysses' exchange in one operation (NCCL) or by halves of the heads gives what its exchange in parts gives (gloo)."""
 
 from dataclasses import replace
+from itertools import cycle
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 
+from parallel_backend.attention.kernels import Sdpa
+from parallel_backend.denoiser import attention_chain
+from parallel_backend.distributed import trials
 from parallel_backend.distributed.sent_bytes import SentBytes
 from parallel_backend.layout.partition import Partition
+from parallel_backend.strategies.token_split import TokenSplit
 from parallel_backend.strategies.ulysses import UlyssesAttention
 from tests.ranks import driver
 
@@ -60,3 +66,26 @@ def test_so_it_does_where_query_heads_share_key_heads(pools, heads, key_heads, t
         for other in others:
             assert torch.equal(parts[0], other[0])
             assert parts[1] == other[1]
+
+
+def tried_on_a_grid(rank, tokens):
+    """Attend until a way is taken, where halves are faster on ranks 0 and 1 alone; return the way and the error."""
+    mesh, tried = driver.mesh(rank, "ring=2 ulysses=2"), trials.Trials()
+    split, place = TokenSplit.even({"image": tokens}, mesh.sequence), Partition.even(tokens, 4).slice(rank)
+    attend = attention_chain.attention(mesh, split, ["image"], {}, Sdpa(), tried)
+    qkv = torch.randn(3, 1, 4, tokens, 8, generator=torch.Generator().manual_seed(0))
+    expected, error = torch.nn.functional.scaled_dot_product_attention(*qkv)[:, :, place], 0.0
+    of_halves = 0.5 if rank < 2 else 2.0
+    spans = (mock.Mock(seconds=lambda each=each: each) for each in cycle([1.0, of_halves]))  # they take turns
+    with mock.patch.object(trials, "_Span", side_effect=spans):
+        for _ in range(2 * trials.TURNS + 2):
+            out = attend(*(each[:, :, place].clone() for each in qkv), scale=None, sample=None)
+            error = max(error, float((out - expected).abs().max()))
+    return [trial.second for trial in tried._trials.values()], error
+
+
+def test_ranks_of_a_ring_that_exchange_heads_apart_go_the_same_way(pools):
+    """Were the ways of two groups to differ, one would send the other parts of keys where it expects whole ones."""
+    for ways, error in pools(4).run(tried_on_a_grid, 33):
+        assert ways == [False]
+        assert error < 1e-5

@@ -50,8 +50,11 @@ class Gpu:
         for name, function in self._functions().items():
             self._stack.enter_context(mock.patch.object(torch.cuda, name, function))
         self._stack.enter_context(mock.patch.object(torch, "Generator", StandInGenerator))
-        batched = partial(self.recorder.batched, dist.batch_isend_irecv)
-        self._stack.enter_context(mock.patch.object(dist, "batch_isend_irecv", batched))
+        for name, noted in (
+            ("batch_isend_irecv", self.recorder.batched),
+            ("all_to_all_single", self.recorder.all_to_all_single),
+        ):
+            self._stack.enter_context(mock.patch.object(dist, name, partial(noted, getattr(dist, name))))
         # gloo, in NCCL's place, cannot coalesce. The recorder notes a batch as one operation, too.
         self._stack.enter_context(mock.patch.object(collectives, "_coalesced", collectives._batched))
         self._stack.enter_context(self.recorder)

@@ -79,14 +79,28 @@ class Recorder(TorchDispatchMode):
 
     def batched(self, start: Callable[[list[dist.P2POp]], list[Any]], ops: list[dist.P2POp]) -> list[Any]:
         """Start sends and receives, which count as one exchange and are waited for together."""
+        works, waited = self._started_as_one(partial(start, ops))
+        return [_Waited(works, waited)]
+
+    def all_to_all_single(self, start: Callable[..., Any], *args: Any, async_op: bool = False, **options: Any) -> Any:
+        """Carry out an all-to-all. If it is asynchronous, it counts as complete when it is waited for."""
+        if not async_op:
+            return start(*args, **options)
+        _, waited = self._started_as_one(partial(start, *args, **options))
+        return _Waited([], waited)
+
+    def _started_as_one(self, start: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """Note what ``start`` starts as one exchange; return its result, and what to call when it is waited for."""
         self._batch = []
         try:
-            works = start(ops)
+            result = start()
         finally:  # also of what gloo refuses
-            groups = {group.group_name: group for group, _, _ in self._batch}
-            (group,), parts = groups.values(), [(part, tensor) for _, part, tensor in self._batch]
-            self._batch, number = None, self._exchange(group, parts)
-        return [_Waited(works, partial(self.order.waited, number, on_gpu=ops[0].tensor.is_cuda))]
+            batch, self._batch = self._batch, None
+            if batch:
+                number = self._exchange(batch[0][0], [(part, tensor) for _, part, tensor in batch])
+        if not batch:
+            return result, lambda: None
+        return result, partial(self.order.waited, number, on_gpu=batch[0][2].is_cuda)
 
     def _note(
         self, func: Any, args: Any, options: Mapping[str, Any], tensors: Sequence[Tensor], on_gpu: Sequence[StandIn]

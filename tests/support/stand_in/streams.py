@@ -1,5 +1,6 @@
 """CUDA's streams and events, for what they say about order: which exchanges are complete before another one starts."""
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -112,8 +113,10 @@ class _Event:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.complete: frozenset[int] = frozenset()
+        self._recorded = 0.0
 
     def record(self, stream: _Stream | None = None) -> None:
+        self._recorded = time.perf_counter()
         self.complete = self.order.of(self.order.current if stream is None else stream.number)
 
     def wait(self, stream: _Stream | None = None) -> None:
@@ -124,3 +127,6 @@ class _Event:
 
     def synchronize(self) -> None:
         self.order.on_wait("Event.synchronize")
+
+    def elapsed_time(self, end: "_Event") -> float:
+        return (end._recorded - self._recorded) * 1e3
