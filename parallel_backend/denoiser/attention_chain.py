@@ -123,7 +123,7 @@ def with_ulysses(
     if ulysses.size > 1:
         tokens = split.tokens(streams)
         block = _ring_blocks(tokens, ulysses.size)[split.axis.index // ulysses.size]
-        row = trials and RowTrials(trials=trials, axis=split.axis, tokens=tokens.total)
+        row = RowTrials(trials=trials, axis=split.axis, tokens=tokens.total) if trials else None
         inner = UlyssesAttention(ulysses, block, inner, row)
     return WithoutPadding([split.streams[name].sizes[split.axis.index] for name in streams], inner)
 
