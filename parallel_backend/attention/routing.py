@@ -12,7 +12,7 @@ from copy import copy
 from functools import cache, update_wrapper, wraps
 from types import FunctionType, MethodType
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 
@@ -39,16 +39,20 @@ class _Redirect(Seam):
     """Passes attention on, and counts the calls.
 
     Args:
+        attention: held by the caller. A class made for a processor refers to itself, so it and this object are freed
+            by gc alone, and the attention holds what has to be freed before: tensors, and groups with their threads.
         each_sample: whether the module calls attention separately for each sample.
     """
 
     def __init__(self, attention: Attention, each_sample: bool) -> None:
-        self.attention, self.each_sample, self.calls = attention, each_sample, 0
+        self.attention, self.each_sample, self.calls = ref(attention), each_sample, 0
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Attend to the whole batch, or to the next sample."""
         self.calls += 1
-        return self.attention(query, key, value, scale=scale, sample=self.calls - 1 if self.each_sample else None)
+        attention = self.attention()
+        assert attention is not None, "the route is gone"
+        return attention(query, key, value, scale=scale, sample=self.calls - 1 if self.each_sample else None)
 
 
 class _CompiledSeam(Seam):
@@ -206,7 +210,7 @@ class Routed:
     """
 
     def __init__(self, module: nn.Module, attention: Attention, each_sample: bool) -> None:
-        self.module, self.forward = module, module.forward
+        self.module, self.forward, self.attention = module, module.forward, attention
         self.name, self.replacement = _replacement(module, attention, each_sample)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,10 @@
 """Process groups: which ones a layout has, and that all ranks free those of unused layouts in the same way."""
 
+import gc
 import os
 import resource
 from collections import defaultdict
+from contextlib import contextmanager
 from datetime import timedelta
 from unittest import mock
 
@@ -62,6 +64,16 @@ def test_weights_arrive_on_a_group_of_their_own(pools, checkpoints, ranks, layou
         assert {names["weights"], names["sequence"]} <= by_kind["c10d::send"]
 
 
+@contextmanager
+def without_gc():
+    """What is freed in here is freed by its references alone."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def walk(rank, requested, room, unload=False):
     """Handle requests on a new engine.
 
@@ -76,7 +88,8 @@ def walk(rank, requested, room, unload=False):
     """
     engine = Engine(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu"))
     groups_before, results = len(_world.pg_names), []
-    with mock.patch.object(driver, "_ENGINES", [engine]), mock.patch.object(GroupPool, "affordable", return_value=room):
+    affordable = mock.patch.object(GroupPool, "affordable", return_value=room)
+    with without_gc(), affordable, mock.patch.object(driver, "_ENGINES", [engine]):
         for message, tensors in requested:
             answer = driver.handle(rank, message, tensors)
             cached = [str(layout) for layout in engine._meshes._by_layout]
