@@ -78,25 +78,28 @@ class Numbered:
                 raise BackendFailure(f"a compiled block called attention {place.calls} times instead of once")
 
 
+_ORDER = torch.zeros(1)
+"""Each operator says that it changes this. So a compiler keeps their order, which has to be the same on all ranks."""
+
 _COMPUTING: list[Numbered] = []
 """The block that computes is last: a rank has one thread that computes."""
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None, number: int) -> Tensor:
     """Compute attention number ``number`` of the block; see ``Attention`` in ``attention/routing.py``."""
-    out: Tensor = torch.ops.parallel_dit.attention(query, key, value, scale, number)
+    out: Tensor = torch.ops.parallel_dit.attention(query, key, value, scale, number, _ORDER)
     return out.transpose(1, 2)
 
 
 def layer(x: Tensor, features: int, number: int) -> Tensor:
     """Compute layer number ``number`` of the block, ``[..., in features]`` to ``[..., features]``."""
-    out: Tensor = torch.ops.parallel_dit.layer(x, features, number)
+    out: Tensor = torch.ops.parallel_dit.layer(x, features, number, _ORDER)
     return out
 
 
 def sum_over(group: str, tensor: Tensor) -> Tensor:
     """Sum a tensor over the ranks of a process group of this name, in place, and return it."""
-    (torch.ops.parallel_dit.sum if torch.compiler.is_compiling() else _sum)(tensor, group)
+    (torch.ops.parallel_dit.sum if torch.compiler.is_compiling() else _sum)(tensor, group, _ORDER)
     return tensor
 
 
@@ -104,37 +107,38 @@ def sum_over(group: str, tensor: Tensor) -> Tensor:
 def define() -> None:
     """Define the operators, before anything is compiled that calls them."""
     for schema, run, shape in (
-        ("attention(Tensor query, Tensor key, Tensor value, float? scale, int number) -> Tensor", *_ATTENTION),
-        ("layer(Tensor x, int features, int number) -> Tensor", *_LAYER),
-        ("sum(Tensor(a!) tensor, str group) -> ()", *_SUM),
-    ):
+        ("attention(Tensor query, Tensor key, Tensor value, float? scale, int number, Tensor(a!) order) -> Tensor",
+         *_ATTENTION),
+        ("layer(Tensor x, int features, int number, Tensor(a!) order) -> Tensor", *_LAYER),
+        ("sum(Tensor(a!) tensor, str group, Tensor(b!) order) -> ()", *_SUM),
+    ):  # fmt: skip
         name, bracket, rest = schema.partition("(")
         torch.library.define(f"parallel_dit::{name}", bracket + rest)
         torch.library.impl(f"parallel_dit::{name}", "default", run)
         torch.library.register_fake(f"parallel_dit::{name}", shape)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None, number: int) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None, number: int, order: Tensor) -> Tensor:
     """Return ``[B, tokens, heads, head_dim]``, contiguous: most kernels compute it so, and layers go on with it so."""
     out = _COMPUTING[-1].attention[number].attend(query, key, value, scale)
     tokens = out.transpose(1, 2)
     return tokens.clone(memory_format=torch.contiguous_format) if out is query else tokens.contiguous()
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor, scale: float | None, number: int) -> Tensor:
+def _attended(query: Tensor, key: Tensor, value: Tensor, scale: float | None, number: int, order: Tensor) -> Tensor:
     batch, heads, tokens, _ = query.shape
     return query.new_empty(batch, tokens, heads, value.shape[-1])
 
 
-def _layer(x: Tensor, features: int, number: int) -> Tensor:
+def _layer(x: Tensor, features: int, number: int, order: Tensor) -> Tensor:
     return _COMPUTING[-1].layers[number](x).contiguous()
 
 
-def _sum(tensor: Tensor, group: str) -> None:
+def _sum(tensor: Tensor, group: str, order: Tensor) -> None:
     with PROGRESS.waiting():
         dist.all_reduce(tensor, group=_resolve_process_group(group))  # type: ignore[arg-type]
 
 
 _ATTENTION = (_attend, _attended)
-_LAYER = (_layer, lambda x, features, number: x.new_empty(*x.shape[:-1], features))
-_SUM = (_sum, lambda tensor, group: None)
+_LAYER = (_layer, lambda x, features, number, order: x.new_empty(*x.shape[:-1], features))
+_SUM = (_sum, lambda tensor, group, order: None)

@@ -89,7 +89,9 @@ def attention(
     inner: Attention = LocalAttention(kernel, key_masks[0])
     if len(blocks) > 1:
         inner = RingAttention(mesh.axes["ring"], [block.total for block in blocks], key_masks, kernel)
-    return with_ulysses(mesh, split, streams, inner, trials)
+    kind, tokens = (tuple(streams), type(kernel)), split.tokens(streams).total
+    row = RowTrials(trials=trials, axis=split.axis, tokens=tokens, kind=kind) if trials else None
+    return with_ulysses(mesh, split, streams, inner, row)
 
 
 def patch_attention(
@@ -116,15 +118,13 @@ def patch_attention(
 
 
 def with_ulysses(
-    mesh: RankMesh, split: TokenSplit, streams: Sequence[str], inner: Attention, trials: Trials | None = None
+    mesh: RankMesh, split: TokenSplit, streams: Sequence[str], inner: Attention, trials: RowTrials | None = None
 ) -> Attention:
     """Exchange tokens for heads around ``inner``, which attends to the tokens of this rank's place on the ring."""
     ulysses = mesh.axes["ulysses"]
     if ulysses.size > 1:
-        tokens = split.tokens(streams)
-        block = _ring_blocks(tokens, ulysses.size)[split.axis.index // ulysses.size]
-        row = RowTrials(trials=trials, axis=split.axis, tokens=tokens.total) if trials else None
-        inner = UlyssesAttention(ulysses, block, inner, row)
+        blocks = _ring_blocks(split.tokens(streams), ulysses.size)
+        inner = UlyssesAttention(ulysses, blocks[split.axis.index // ulysses.size], inner, trials)
     return WithoutPadding([split.streams[name].sizes[split.axis.index] for name in streams], inner)
 
 

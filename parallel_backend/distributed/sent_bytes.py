@@ -8,13 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from fractions import Fraction
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import Self
 
 from .collectives import agree, gather
 from .mesh import Axis
@@ -24,6 +25,7 @@ class SentBytes(TorchDispatchMode):
     """Counts the bytes sent while it is entered.
 
     Attributes:
+        counting: whether one is entered in this process.
         by_kind: bytes by the operator's name. They are fractions, because a tensor's size need not be divisible by the
             number of ranks.
 
@@ -31,9 +33,20 @@ class SentBytes(TorchDispatchMode):
         NotImplementedError: an operator without a formula was called; skipping it would give a wrong count.
     """
 
+    counting: ClassVar[bool] = False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.by_kind: dict[str, Fraction] = defaultdict(Fraction)
+
+    def __enter__(self) -> Self:
+        SentBytes.counting = True
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        SentBytes.counting = False
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     @property
     def total(self) -> int:
@@ -70,12 +83,12 @@ class Measurement:
         agree(0, self.axis)
         self._start = self._now()
         if self.sent:
-            self.sent.__enter__()  # type: ignore[no-untyped-call]
+            self.sent.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         if self.sent:
-            self.sent.__exit__(*error)  # type: ignore[no-untyped-call]
+            self.sent.__exit__(*error)
         self.seconds = self._now() - self._start
 
     def of_all_ranks(self) -> dict[str, Tensor]:

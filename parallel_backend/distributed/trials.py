@@ -11,10 +11,11 @@ import torch
 
 from .collectives import all_true
 from .mesh import Axis
+from .sent_bytes import SentBytes
 
-TURNS = 10
-"""Calls of each way."""
-_WARM = 3
+TURNS = 12
+"""Calls of each way. It is even, so that both come equally often."""
+_WARM = 4
 """Of these, calls that do not count: memory is allocated in them."""
 _GAIN = 0.98
 """The second way's share of the first way's time below which it is taken. Smaller gains may be noise."""
@@ -36,12 +37,13 @@ class Trial:
     @contextmanager
     def turn(self, device: torch.device, axis: Axis) -> Iterator[bool]:
         """Yield whether to try the second way. In the last turn, the ranks of the axis decide together."""
-        second = len(self._times[1]) < len(self._times[0])
+        # First, second, second, first: what alternates or drifts beside the ways counts for both alike.
+        second = sum(map(len, self._times)) % 4 in (1, 2)
         span = _Span(device)
         yield second
         span.mark()
         self._times[second].append(span)
-        if len(self._times[1]) == TURNS:
+        if len(self._times[0]) == len(self._times[1]) == TURNS:
             first, other = (statistics.median(span.seconds() for span in spans[_WARM:]) for spans in self._times)
             self.second = all_true(other < _GAIN * first, axis)
             self._times = [], []
@@ -75,15 +77,21 @@ class RowTrials:
         trials: those of the mesh.
         axis: the ranks that hold the row. They decide together, because all of them exchange within a call.
         tokens: number of tokens of the row.
+        kind: equal for rows whose times can be compared.
     """
 
     trials: Trials
     axis: Axis
     tokens: int
+    kind: Hashable = ()
 
-    def of(self, kind: Hashable, samples: int) -> Trial:
-        """Return the trial of a call with so many samples; see ``Trials``."""
-        return self.trials.of(kind, samples * self.tokens)
+    def of(self, kind: Hashable, samples: int) -> Trial | None:
+        """Return the trial of a call with so many samples; see ``Trials``.
+
+        It is None while sent bytes are counted: that takes time, and a decision would be counted, too.
+        """
+        trial = self.trials.of((self.kind, kind), samples * self.tokens)
+        return None if trial.second is None and SentBytes.counting else trial
 
 
 class _Span:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -72,7 +71,6 @@ class Transformers:
         self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, RankMesh] = {}
         self._agreed: dict[str, _Agreed] = {}
-        self._compiled: WeakKeyDictionary[Family, CompiledBlocks] = WeakKeyDictionary()
 
     @property
     def names(self) -> list[str]:
@@ -142,7 +140,8 @@ class Transformers:
         taken = None if agreed.resident == ALL else agreed.sizes.on_device(agreed.resident)
         family = self.parts.get(name, lambda: self._load(mesh, name, plans), taken)
         self.parts.changed_by(name, lambda changes: changes.use(adapters, overlay))
-        self._compiled.setdefault(family, CompiledBlocks(family)).use(compiled)
+        if compiled or name in self.parts.compiled:
+            self.parts.compiled.setdefault(name, CompiledBlocks(family)).use(compiled)
         return family
 
     def agree(self, mesh: RankMesh) -> None:

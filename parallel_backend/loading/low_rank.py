@@ -106,7 +106,11 @@ class LowRankHooks:
                 terms.setdefault(name, []).extend((change, strength) for change in changes)
         modules: Mapping[str, nn.Module] = dict(self._module.named_modules())
         # Tensor parallelism has hooks that sum the ranks' partial outputs. What is added here is partial, too.
-        self._handles = [modules[name].register_forward_hook(_Hook(each), prepend=True) for name, each in terms.items()]
+        strengths = iter(_strengths([each for several in terms.values() for each in several]))
+        self._handles = [
+            modules[name].register_forward_hook(_Hook(each, [next(strengths) for _ in each]), prepend=True)
+            for name, each in terms.items()
+        ]
 
     def _remove(self) -> None:
         for handle in self._handles:
@@ -123,23 +127,35 @@ class LowRankHooks:
 
 
 class _Hook:
-    def __init__(self, terms: Sequence[Term]) -> None:
-        self._terms = terms
-        # Compiled code would be made for a number, and takes a tensor as it comes.
-        self._tensors = [
-            (each, torch.tensor(strength * each.scale, device=each.down.device)) for each, strength in terms
-        ]
+    """Adds factors to a layer's output.
+
+    Args:
+        strengths: strength times scale of each of the terms. Compiled code would be made for a number, and takes a
+            tensor as it comes.
+    """
+
+    def __init__(self, terms: Sequence[Term], strengths: Sequence[Tensor]) -> None:
+        self._terms, self._strengths = terms, strengths
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            for factors, factor in self._tensors:
-                out = out + F.linear(F.linear(inputs[0], factors.down) * factor, factors.up)
+            for (factors, _), strength in zip(self._terms, self._strengths, strict=True):
+                out = out + F.linear(F.linear(inputs[0], factors.down) * strength, factors.up)
             return out
         flat = out.view(-1, out.shape[-1])
-        for factors, strength in self._terms:
+        for factors, number in self._terms:
             hidden = F.linear(inputs[0], factors.down)
-            flat.addmm_(hidden.view(-1, hidden.shape[-1]), factors.up.t(), alpha=strength * factors.scale)
+            flat.addmm_(hidden.view(-1, hidden.shape[-1]), factors.up.t(), alpha=number * factors.scale)
         return out
+
+
+def _strengths(terms: Sequence[Term]) -> Sequence[Tensor]:
+    """Return strength times scale of each term on its device. The host does not wait for the copy."""
+    if not terms:
+        return ()
+    device = terms[0][0].down.device
+    values = [strength * factors.scale for factors, strength in terms]
+    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True).unbind()
 
 
 def _nbytes(factors: Factors) -> int:

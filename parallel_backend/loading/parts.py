@@ -10,6 +10,7 @@ import torch
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
 from ..distributed.device_memory import release_cache
 from ..interfaces.family import Family
+from .compiled_blocks import CompiledBlocks
 from .cpu_store import CpuStore
 from .room import Claim, Room, claim, room_on
 from .weight_changes import WeightChanges
@@ -31,12 +32,14 @@ class Parts:
     Attributes:
         loads: number of component loads so far.
         stores: the machine's memory from which blocks of a component stream, by the component's name.
+        compiled: the compiled blocks of a component, by its name.
     """
 
     def __init__(self, name: str, memory: "DeviceMemory") -> None:
         self.name, self.memory = name, memory
         self.loads = 0
         self.stores: dict[str, CpuStore] = {}
+        self.compiled: dict[str, CompiledBlocks] = {}
         self._parts: dict[str, Any] = {}
         self._bytes: dict[str, int] = {}
         self._changes: dict[str, WeightChanges] = {}
@@ -61,6 +64,8 @@ class Parts:
             self.memory.forget_runs()
         self._parts.pop(name, None)
         self._changes.pop(name, None)  # it holds the component
+        if blocks := self.compiled.pop(name, None):
+            blocks.use(False)  # what is compiled refers to itself
 
     def drop_with_store(self, name: str) -> None:
         """Free a component, and the memory from which it streams."""

@@ -98,9 +98,9 @@ class UlyssesAttention:
         if self.trials is None or heads.shared > 1 or min(heads.queries.sizes) < 2:
             return self._attend([heads], qkv, inner)
         batch, count, _, head_dim = query.shape
-        trial = self.trials.of((count, head_dim, query.dtype), batch)
-        if trial.second is not None:
-            return self._attend(heads.halves if trial.second else [heads], qkv, inner)
+        trial = self.trials.of((count, head_dim, query.dtype, sample), batch)
+        if trial is None or trial.second is not None:
+            return self._attend(heads.halves if trial and trial.second else [heads], qkv, inner)
         with trial.turn(query.device, self.trials.axis) as halved:
             return self._attend(heads.halves if halved else [heads], qkv, inner)
 
@@ -110,9 +110,10 @@ class UlyssesAttention:
         while arriving:
             part, exchange = arriving.popleft()
             q, k, v = self._arrived(part, exchange.wait())
+            del exchange  # what was sent takes no memory during attention
             # A rank without heads calls ``inner`` too: a ring inside needs every rank, even one with nothing to send.
             leaving.append(self._to_tokens(part, inner(q, k, v)))
-            del exchange, q, k, v
+            del q, k, v
         batch, heads, tokens, head_dim = qkv[0].shape
         result = qkv[0].new_empty(batch, tokens, heads, head_dim)  # in the order that modules expect
         for part, exchange in zip(parts, leaving, strict=True):

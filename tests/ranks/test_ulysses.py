@@ -7,12 +7,15 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from parallel_backend.attention.kernels import Sdpa
 from parallel_backend.denoiser import attention_chain
 from parallel_backend.distributed import trials
+from parallel_backend.distributed.collectives import start_all_to_all
 from parallel_backend.distributed.sent_bytes import SentBytes
 from parallel_backend.layout.partition import Partition
+from parallel_backend.strategies import ulysses
 from parallel_backend.strategies.token_split import TokenSplit
 from parallel_backend.strategies.ulysses import UlyssesAttention
 from tests.ranks import driver
@@ -25,7 +28,7 @@ def decided(halved):
 
 def attended(rank, heads, tokens, batch, key_heads=None):
     """Attend with both exchanges, whole and by halves; return the results, and the bytes that each sent."""
-    ulysses, found = driver.mesh(rank, f"ulysses={len(tokens)}").axes["ulysses"], []
+    axis, found = driver.mesh(rank, f"ulysses={len(tokens)}").axes["ulysses"], []
     generator = torch.Generator().manual_seed(rank)
     counts = (heads, key_heads or heads, key_heads or heads)
     qkv = [torch.randn(batch, tokens[rank], count, 4, generator=generator).transpose(1, 2) for count in counts]
@@ -38,7 +41,7 @@ def attended(rank, heads, tokens, batch, key_heads=None):
         return (query * weight).cumsum(2) + key.flip(2) * value
 
     for gloo, halved in ((True, False), (False, False), (True, True), (False, True)):
-        attend = UlyssesAttention(replace(ulysses, gloo=gloo), Partition(tokens), inner, decided(halved))
+        attend = UlyssesAttention(replace(axis, gloo=gloo), Partition(tokens), inner, decided(halved))
         with SentBytes() as sent:
             out = attend(*qkv, scale=None, sample=None)
         found.append((out, sent.total))
@@ -76,7 +79,7 @@ def tried_on_a_grid(rank, tokens):
     qkv = torch.randn(3, 1, 4, tokens, 8, generator=torch.Generator().manual_seed(0))
     expected, error = torch.nn.functional.scaled_dot_product_attention(*qkv)[:, :, place], 0.0
     of_halves = 0.5 if rank < 2 else 2.0
-    spans = (mock.Mock(seconds=lambda each=each: each) for each in cycle([1.0, of_halves]))  # they take turns
+    spans = (mock.Mock(seconds=lambda each=each: each) for each in cycle([1.0, of_halves, of_halves, 1.0]))  # by turn
     with mock.patch.object(trials, "_Span", side_effect=spans):
         for _ in range(2 * trials.TURNS + 2):
             out = attend(*(each[:, :, place].clone() for each in qkv), scale=None, sample=None)
@@ -89,3 +92,27 @@ def test_ranks_of_a_ring_that_exchange_heads_apart_go_the_same_way(pools):
     for ways, error in pools(4).run(tried_on_a_grid, 33):
         assert ways == [False]
         assert error < 1e-5
+
+
+def kept_during_attention(rank, tokens):
+    """Whether the packed queries, keys and values that a rank sends take memory while it attends."""
+    axis, sent = driver.mesh(rank, "ulysses=2").axes["ulysses"], []
+
+    def start(values, *others):
+        sent.append(StorageWeakRef(values.untyped_storage()))
+        return start_all_to_all(values, *others)
+
+    def inner(query, key, value, *, scale, sample):
+        alive.append(not sent[0].expired())
+        return query
+
+    alive: list[bool] = []
+    attend = UlyssesAttention(axis, Partition.even(tokens, 2), inner)
+    local = Partition.even(tokens, 2).sizes[rank]
+    with mock.patch.object(ulysses, "start_all_to_all", start):
+        attend(*(torch.zeros(1, 4, local, 8) for _ in range(3)), scale=None, sample=None)
+    return alive
+
+
+def test_what_was_sent_takes_no_memory_during_attention(pools):
+    assert pools(2).run(kept_during_attention, 9) == [[False], [False]]

@@ -8,7 +8,8 @@ import torch
 
 from parallel_backend.distributed import trials
 from parallel_backend.distributed.mesh import Axis
-from parallel_backend.distributed.trials import TURNS, Trials
+from parallel_backend.distributed.sent_bytes import SentBytes
+from parallel_backend.distributed.trials import TURNS, RowTrials, Trials
 
 CPU = torch.device("cpu")
 ALONE = Axis(name="ulysses", ranks=(0,), index=0, group=None, gloo=True)
@@ -37,7 +38,25 @@ def taken(first, second, *, calls, noise=None):
 
 
 def test_they_take_turns():
-    assert taken(1.0, 1.0, calls=6) == [False, True] * 3
+    assert taken(1.0, 1.0, calls=8) == [False, True, True, False] * 2
+
+
+def test_what_alternates_beside_them_counts_for_both():
+    slow = dict.fromkeys(range(1, 2 * TURNS, 2), 0.5)
+    assert not taken(1.0, 1.0, calls=2 * TURNS + 1, noise=slow)[-1]
+    slow = dict.fromkeys(range(0, 2 * TURNS, 2), 0.5)
+    assert not taken(1.0, 1.0, calls=2 * TURNS + 1, noise=slow)[-1]
+
+
+def test_nothing_is_tried_while_bytes_are_counted():
+    row = RowTrials(trials=Trials(), axis=ALONE, tokens=1000)
+    with SentBytes():
+        assert row.of("a", 1) is None
+    trial = row.of("a", 1)
+    assert trial is not None
+    trial.second = True
+    with SentBytes():
+        assert row.of("a", 1) is trial
 
 
 @pytest.mark.parametrize(("second", "wins"), [(0.9, True), (0.99, False), (1.0, False), (1.5, False)])

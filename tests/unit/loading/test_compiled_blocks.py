@@ -12,11 +12,13 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 
+from parallel_backend import operators
 from parallel_backend.errors import BackendFailure, InvalidRequest
 from parallel_backend.families.registry import family_of
 from parallel_backend.loading import compiled_blocks
 from parallel_backend.loading.compiled_blocks import CompiledBlocks, check_compiler, compilations
-from parallel_backend.loading.low_rank import LowRank, _Hook
+from parallel_backend.loading.low_rank import LowRank, _Hook, _strengths
+from parallel_backend.operators import Numbered, Place
 from parallel_backend.progress import COMPILING, PROGRESS
 from tests.support import families
 
@@ -55,7 +57,8 @@ class Compiled:
                     if isinstance(module, nn.Linear):
                         up = torch.randn(module.out_features, 2, generator=generator) * 0.1
                         down = torch.randn(2, module.in_features, generator=generator) * 0.1
-                        hook = _Hook([(LowRank(up=up, down=down, scale=scale), strength)])
+                        terms = [(LowRank(up=up, down=down, scale=scale), strength)]
+                        hook = _Hook(terms, _strengths(terms))
                         handles.append(module.register_forward_hook(hook, prepend=True))
         return handles
 
@@ -107,6 +110,32 @@ def test_an_adapter_that_comes_compiles_once_and_its_strength_never(compiled):
         handle.remove()
     torch.testing.assert_close(compiled.predict(on=True), plain)
     assert compiled.compilations() == 2 * CLASSES
+
+
+def test_operators_keep_their_order():
+    """Ranks exchange in them, and have to do so in one order, though nothing else says which is first."""
+    operators.define()
+    order: list[int] = []
+
+    class Noted(Place):
+        def attend(self, query, key, value, scale):
+            order.append(query.shape[2])
+            return super().attend(query, key, value, scale)
+
+    def layer(small, large):
+        late = operators.attend(small * 2, small, small, None, 0).sum()
+        return operators.attend(large * 2, large, large, None, 1).mul(3).sum() + late
+
+    compiled = torch.compile(layer, fullgraph=True, backend="inductor")
+    small, large = torch.ones(1, 2, 4, 8), torch.ones(1, 2, 64, 8)
+    numbered = Numbered(attention=[Noted(False), Noted(False)], layers=[])
+    for first, second in ((small, large), (large, small)):
+        order.clear()
+        with numbered.computing(), torch.inference_mode():
+            found = compiled(first, second)
+        assert order == [first.shape[2], second.shape[2]]
+        with numbered.computing():
+            torch.testing.assert_close(found, layer(first, second))
 
 
 def test_it_says_that_it_compiles(compiled, monkeypatch):
