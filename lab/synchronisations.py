@@ -59,7 +59,8 @@ _INTRODUCTION = """\
 
 A GPU works through a queue that the host fills. When the host has to know something that the GPU computes, it waits \
 until the queue is empty, and the GPU then waits for new work. Each such wait is counted here, on one rank. Other \
-layouts add none, but for `pipe`, which reads the mask of each sample by itself, once a request.
+layouts add none, but for `pipe`, which reads the mask of each sample by itself, once a request, and `ulysses`, whose \
+ranks wait once in the first layers when they choose a way to exchange.
 
 The models are small, with two samples, and with two branches whose texts differ in length in a step and are equal in \
 a forward. They run without a GPU, on tensors that hold their numbers on the CPU and say that they are on a GPU. \

@@ -5,7 +5,8 @@ all-to-all exchange with q, k and v packed together leads into attention, and on
 heads need not be divisible by the number of ranks: a ``Partition`` splits both, and a rank may hold none of either.
 Where query heads share key heads, a rank gets each key head that it needs once. Exact.
 
-On slow links, half of the heads can be exchanged while the other half attends; which is faster is tried.
+On slow links, half of the heads can be exchanged while the other half attends. Which is faster is tried, so where a
+kernel rounds other numbers of heads otherwise, two starts of the backend may differ by rounding.
 """
 
 from collections import deque
