@@ -3,7 +3,6 @@
 import pytest
 
 from parallel_backend.denoiser.plan import DenoisingPlan
-from parallel_backend.engine.validation import is_refused
 from parallel_backend.families.registry import FAMILIES, family_of
 from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
