@@ -6,7 +6,7 @@ from comfy_api.latest import io
 from typing_extensions import override
 
 from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.layout.parallel_layout import STALE, ParallelLayout, parse_balance
+from ..parallel_backend.layout.parallel_layout import AXES, STALE, ParallelLayout, parse_balance
 from .bridges.given_numbers import as_int
 
 LayoutType = io.Custom("PARALLEL_LAYOUT")
@@ -26,8 +26,8 @@ DEGREE_TOOLTIPS = {
     "tensor": "Ranks that each hold a part of every weight matrix. At most the model's number of attention heads.",
 }
 SHARD_TOOLTIP = (
-    "The ranks of ring and ulysses share one copy of the weights. This fits a model larger than one GPU and costs some "
-    "speed."
+    "The ranks of ring, ulysses and dsp share one copy of the weights. This fits a model larger than one GPU and costs "
+    "some speed."
 )
 PATCHES_TOOLTIP = "Patches of the image that stream through pipe. 0: twice the number of its ranks. 1 is exact."
 WARMUP_TOOLTIP = "Exact steps at the start, before the approximate steps of pipe or stale."
@@ -39,6 +39,10 @@ STALE_TOOLTIP = (
 BALANCE_TOOLTIP = (
     "Relative speeds of the ranks of pipe, or of a stale ring, for example 2:1 if the first is twice as fast. The work "
     "is divided in this ratio. Empty: measured."
+)
+DSP_TOOLTIP = (
+    "Ranks that share the tokens of the image and exchange whole frames, in models whose frames attend only to "
+    "themselves, such as Latte. Sends half of what ulysses sends."
 )
 OFF = "off"
 
@@ -64,6 +68,8 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
                 io.Int.Input("patches", default=0, min=0, max=4096, tooltip=PATCHES_TOOLTIP, optional=True),
                 io.Int.Input("warmup", default=1, min=0, max=10000, tooltip=WARMUP_TOOLTIP, optional=True),
                 io.String.Input("balance", default="", tooltip=BALANCE_TOOLTIP, optional=True),
+                # Last, because saved workflows hold values in the order of the inputs.
+                io.Int.Input("dsp", default=1, min=1, max=64, tooltip=DSP_TOOLTIP, optional=True),
             ],
             outputs=[LayoutType.Output(display_name="layout", tooltip="For the layout input of Parallel Loader.")],
         )
@@ -73,14 +79,14 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
     def validate_inputs(
         cls, data: Degree = 1, cfg: Degree = 1, pipe: Degree = 1, ring: Degree = 1, ulysses: Degree = 1,
         tensor: Degree = 1, shard_weights: bool | None = False, stale: str | None = OFF, patches: int | None = 0,
-        warmup: int | None = 1, balance: str | None = "",
+        warmup: int | None = 1, balance: str | None = "", dsp: Degree = 1,
     ) -> bool | str:  # fmt: skip
         """Return why the layout cannot work, or True. ComfyUI calls this when the prompt is queued.
 
         Because the inputs are named here, ComfyUI leaves their check to this method and shows its sentence. A linked
         input is None here and is checked when the node runs.
         """
-        inputs = {"data": data, "cfg": cfg, "pipe": pipe, "ring": ring, "ulysses": ulysses, "tensor": tensor}
+        inputs = dict(zip(AXES, (data, cfg, pipe, ring, ulysses, dsp, tensor), strict=True))
         degrees = {axis: degree for axis, degree in inputs.items() if degree is not None}
         try:
             if len(degrees) < len(inputs) or shard_weights is None or stale is None or patches is None:
@@ -95,10 +101,10 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
     @override
     def execute(
         cls, data: int, cfg: int, pipe: int, ring: int, ulysses: int, tensor: int, shard_weights: bool = False,
-        stale: str = OFF, patches: int = 0, warmup: int = 1, balance: str = "",
+        stale: str = OFF, patches: int = 0, warmup: int = 1, balance: str = "", dsp: int = 1,
     ) -> io.NodeOutput:  # fmt: skip
         """Return the validated layout."""
-        inputs = {"data": data, "cfg": cfg, "pipe": pipe, "ring": ring, "ulysses": ulysses, "tensor": tensor}
+        inputs = dict(zip(AXES, (data, cfg, pipe, ring, ulysses, dsp, tensor), strict=True))
         degrees = {axis: as_int(degree, f"layout {axis}") for axis, degree in inputs.items()}
         shard_weights = bool(as_int(shard_weights, "layout shard_weights"))
         patches, warmup = as_int(patches, "layout patches"), as_int(warmup, "layout warmup")

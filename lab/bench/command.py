@@ -19,7 +19,7 @@ from .loop import plot as loop_plot
 from .loop import report as loop_report
 from .loop.run import LoopTable
 from .loop.run import measure as measure_loops
-from .ranks.cases import Case
+from .ranks.cases import MODELS, Case
 from .ranks.peers import chosen_peers
 from .step import plot as step_plot
 from .step import report as step_report
@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     """Add the options for shapes and layouts."""
-    parser.add_argument("--family", default="flux", help="shape of the model: flux or wan (default %(default)s)")
+    parser.add_argument(
+        "--family", default="flux", help=f"shape of the model: {', '.join(MODELS)} (default %(default)s)"
+    )
     parser.add_argument(
         "--layout", action="append", metavar="LAYOUT",
         help="a layout to time; repeatable (default ulysses=2, ring=2 and cfg=2; with --steps pipe=2, "
@@ -95,7 +97,8 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidRequest("--link is for whole step loops: give --steps as well")
     layouts = [ParallelLayout.parse(text) for text in dict.fromkeys(options.layout or LAYOUTS)]
     rounds = ROUNDS if options.rounds is None else options.rounds
-    cases, peers = _cases(options, layouts), chosen_peers(everyone=not options.no_peers)
+    cases = _cases(options, layouts)
+    peers = chosen_peers(everyone=not options.no_peers and MODELS[options.family].peers)
     devices = choose_devices(options.devices, ranks_of(layouts) | {peer.name: peer.ranks for peer in peers})
     tables = measure(cases, layouts, devices, rounds=rounds, peers=peers, log=_log, dtype=options.dtype)
     return _show(

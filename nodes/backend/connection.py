@@ -1,6 +1,7 @@
 """A model in the backend. Connects its requests to ComfyUI's interruption, errors and the loader node's text."""
 
 import logging
+import math
 import sys
 import weakref
 from collections.abc import Collection, Iterator, Mapping
@@ -15,6 +16,7 @@ from torch import Tensor
 from ...parallel_backend.checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ...parallel_backend.client.retry import RetriedRequest
 from ...parallel_backend.errors import BackendError, Cancelled, OutOfMemory
+from ...parallel_backend.families.registry import FAMILIES
 from ...parallel_backend.layout.parallel_layout import ParallelLayout, auto, sharing
 from ...parallel_backend.protocol.messages import (
     Decode,
@@ -119,12 +121,20 @@ class Handle:
 
     def _automatic_layouts(self) -> list[ParallelLayout]:
         """Return the layouts that ``auto`` may choose. The first keeps the weights whole."""
-        roomy = [auto(self.current.devices.host_sizes, branches=branches) for branches in (1, 2)]
+        rows = {0.0, self._rows}  # a few frames may be shared unevenly
+        hosts = self.current.devices.host_sizes
+        roomy = [auto(hosts, branches=branches, rows=each) for each in rows for branches in (1, 2)]
         return [*roomy, *(each for layout in roomy for each in sharing(layout))]
 
     def layout(self, branches: int) -> ParallelLayout:
         """Return the layout for ``branches`` branches (2 with guidance), with ``auto`` resolved."""
-        return self.current.layout or auto(self.current.devices.host_sizes, branches=branches)
+        return self.current.layout or auto(self.current.devices.host_sizes, branches=branches, rows=self._rows)
+
+    @property
+    def _rows(self) -> float:
+        """The ``rows`` of ``auto`` for any number of frames."""
+        family = FAMILIES.get(self.checkpoint.components.get("transformer", ""))
+        return math.inf if family and family.within_frames and self.spec.compile == "off" else 0.0
 
     def call(
         self,

@@ -221,6 +221,32 @@ class Routed:
             return self.forward(*args, **kwargs)
 
 
+class WholeRoute(Route):
+    """Where a whole module goes: what stands around its ``forward``, in which attention is redirected.
+
+    Args:
+        around: returns what to call instead of the ``forward`` that it gets.
+
+    Raises:
+        BackendFailure: the module computes attention in a way that is not known.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        attention: Attention,
+        each_sample: bool,
+        around: Callable[[Callable[..., Tensor]], Callable[..., Tensor]],
+    ) -> None:
+        super().__init__(module, attention, each_sample)
+        self._forward = around(Routed(module, attention, each_sample))
+
+    def replacement(self) -> tuple[str, Any]:
+        """Return what to set on the module."""
+        assert self.module not in PLACES, "compiled code would not see it"
+        return "forward", self._forward
+
+
 @contextmanager
 def routed(routes: Iterable[Route]) -> Iterator[None]:
     """Route the attention of modules; restore them on exit.
@@ -231,7 +257,7 @@ def routed(routes: Iterable[Route]) -> Iterator[None]:
     with ExitStack() as stack:
         for route in routes:
             place = PLACES.get(route.module)
-            if place is None:
+            if place is None or isinstance(route, WholeRoute):
                 set_until_exit(stack, route.module, *route.replacement())
             else:
                 set_until_exit(stack, place, "attention", route.attention)

@@ -5,13 +5,13 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 
 from torch import Tensor, nn
 
 from ..attention.kernels import Kernel
 from ..attention.key_masks import KeyMask
-from ..attention.routing import Attention, Route
+from ..attention.routing import Attention, Route, WholeRoute
 from ..distributed.collectives import wait_all
 from ..distributed.mesh import RankMesh
 from ..distributed.trials import Trials
@@ -19,6 +19,7 @@ from ..interfaces.family import AttentionSite, Family
 from ..interfaces.geometry import IMAGE
 from ..layout.partition import Partition
 from ..strategies.displaced import DisplacedAttention, KeyValuesBySample
+from ..strategies.dsp import RowsAttention
 from ..strategies.patch_attention import KeyValues, PatchSplit
 from ..strategies.token_split import StreamPartition, TokenSplit
 from . import attention_chain
@@ -40,6 +41,8 @@ class FullView:
         split = self.splits[branch]
         if split.axis.size == 1 and not masks and kernel.stock:
             return []
+        if self.mesh.axes["dsp"].size > 1:
+            return [_whole_rows(site, split, kernel) for site in family.attentions]
         chain = cache(lambda streams: attention_chain.attention(self.mesh, split, streams, masks, kernel, self.trials))
         # Ring and masks change what they get. From Ulysses they get copies.
         changes_keys = self.mesh.axes["ulysses"].size == 1 and (split.axis.size > 1 or bool(masks))
@@ -120,6 +123,12 @@ class CachedView:
             return attention_chain.patch_attention(self.mesh, split, patch, site.streams, mask, kernel, keys_values)
 
         return _routes(family, chain)
+
+
+def _whole_rows(site: AttentionSite, split: TokenSplit, kernel: Kernel) -> Route:
+    """Give each rank whole rows of a module's input."""
+    around = partial(RowsAttention, split.axis, split.tokens(site.streams))
+    return WholeRoute(site.module, attention_chain.LocalAttention(kernel, None), site.each_sample, around)
 
 
 def _routes(family: Family, chain: Callable[[AttentionSite], Attention], *, changes_keys: bool = False) -> list[Route]:

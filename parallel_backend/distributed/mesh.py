@@ -55,7 +55,7 @@ class RankMesh:
         layout: the layout that the mesh was made for.
         serial: distinguishes meshes; the same on all ranks.
         axes: this rank's ranks along each axis, by the axis's name.
-        sequence: the ranks that split the tokens of one row: ``ring`` and ``ulysses`` as one axis.
+        sequence: the ranks that split the tokens of one row: ``ring``, ``ulysses`` and ``dsp`` as one axis.
         pipe_links: the stages of ``pipe`` with more groups: sends from even stages to the next stage use the first,
             sends from odd stages the second, and the last stage sends to the first stage in the third. NCCL runs all
             sends and receives of one group in the order they were started, in either direction, so a single group
@@ -119,7 +119,8 @@ def create(
     local = [(name, ranks) for name, rows in _ranks_of(layout).items() for ranks in rows if rank in ranks]
     axes = {name: _axis(name, ranks, rank, group_of) for name, ranks in local}
     whole, weights, behind = axes.pop("whole"), axes.pop("weights", None), axes.pop("behind", None)
-    sequence = axes.pop("sequence", axes["ring"] if layout.ring > 1 else axes["ulysses"])
+    several = next((name for name in ("ring", "dsp") if layout.degrees[name] > 1), "ulysses")
+    sequence = axes.pop("sequence", axes[several])
     even, odd, last_to_first = (axes.pop(name, None) for name in _BOUNDARIES)
     return RankMesh(
         layout=layout, serial=serial, axes=axes, sequence=sequence, all_ranks=whole, weights_axis=weights,
@@ -140,13 +141,13 @@ def _ranks_of(layout: ParallelLayout) -> dict[str, list[tuple[int, ...]]]:
     grid = np.arange(layout.ranks).reshape(tuple(layout.degrees.values()))
     groups = {name: _rows(np.moveaxis(grid, dim, -1)) for dim, name in enumerate(AXES)}
     ring = AXES.index("ring")
-    ring_ulysses = _rows(np.moveaxis(grid, (ring, ring + 1), (-2, -1)).reshape(-1, layout.sequence))
+    sequences = _rows(np.moveaxis(grid, (ring, ring + 1, ring + 2), (-3, -2, -1)).reshape(-1, layout.sequence))
     if layout.ring > 1 and layout.ulysses > 1:
-        groups["sequence"] = ring_ulysses
+        groups["sequence"] = sequences
     if layout.pipe > 1:
         groups |= dict.fromkeys(_BOUNDARIES, groups["pipe"])
     if layout.shard_weights:
-        groups["weights"] = ring_ulysses
+        groups["weights"] = sequences
     if layout.stale == "previous":
         groups["behind"] = groups["ring"]
     return groups | {"whole": [tuple(range(layout.ranks))]}

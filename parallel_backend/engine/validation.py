@@ -118,14 +118,20 @@ def _denoising(
     if message.model.compile != "off" and message.measure == "bytes":
         raise InvalidRequest("compile=blocks hides from a count what ranks send: count bytes with compile=off")
     devices = message.model.devices.first(world_size)
-    ranks = len(devices.indices)
-    layout = message.model.layout or auto(devices.host_sizes, branches=len(branches))
+    ranks, geometry, compiles = len(devices.indices), family.describe(config), message.model.compile != "off"
+    extents = tuple(family.extent(config, shapes) for shapes in branches)
+    rows = min(shapes[LATENT][0] * extent.rows for shapes, extent in zip(branches, extents, strict=True))
+    layout = message.model.layout or auto(
+        devices.host_sizes, branches=len(branches), rows=rows if geometry.within_frames and not compiles else 0
+    )
+    if compiles and layout.dsp > 1:
+        raise InvalidRequest(f'compile=blocks does not work with layout "{layout}": use ulysses, or compile=off')
     adapters = _adapters(message, len(branches))
     plan = DenoisingPlan(
         layout=layout,
-        geometry=family.describe(config),
+        geometry=geometry,
         latents=tuple(shapes[LATENT] for shapes in branches),
-        extents=tuple(family.extent(config, shapes) for shapes in branches),
+        extents=extents,
         alike=tuple(
             (*sorted(shapes.items()), left, loras)
             for shapes, left, loras in zip(branches, skipped, adapters, strict=True)

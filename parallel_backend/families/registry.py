@@ -25,11 +25,13 @@ class Row:
         folder: its folder here. Its bridge is in the file of this name in ``nodes/families``.
         name: its class in ``transformer.py``, and its bridge's class.
         in_files: whether single files hold it. Then ``files.py`` has their ``ARCHITECTURE``.
+        within_frames: whether frames attend only to themselves (see ``Geometry``).
     """
 
     folder: str
     name: str
     in_files: bool = True
+    within_frames: bool = False
 
 
 FAMILIES: Mapping[str, Row] = {
@@ -40,7 +42,7 @@ FAMILIES: Mapping[str, Row] = {
     "FluxTransformer2DModel": Row(folder="flux", name="Flux"),
     "HunyuanVideoTransformer3DModel": Row(folder="hunyuan_video", name="HunyuanVideo"),
     "LTXVideoTransformer3DModel": Row(folder="ltx", name="LTXVideo"),
-    "LatteTransformer3DModel": Row(folder="latte", name="Latte", in_files=False),
+    "LatteTransformer3DModel": Row(folder="latte", name="Latte", in_files=False, within_frames=True),
     "MochiTransformer3DModel": Row(folder="mochi", name="Mochi"),
     "PixArtTransformer2DModel": Row(folder="pixart", name="PixArt"),
     "QwenImageTransformer2DModel": Row(folder="qwen_image", name="QwenImage"),

@@ -36,6 +36,8 @@ class AttentionKind:
         count: number of such layers in the model.
         key_heads: number of key heads, a divisor of ``heads``, if query heads share them; None if each has its own.
             Ranks send each once (see ``AttentionSite.repeats``).
+        within_frames: whether each frame attends only to itself (see ``Extent.rows``), in a module that takes and
+            returns ``[rows, tokens, width]``.
     """
 
     streams: tuple[str, ...]
@@ -43,6 +45,7 @@ class AttentionKind:
     head_dim: int
     count: int
     key_heads: int | None = None
+    within_frames: bool = False
 
     @property
     def groups(self) -> int:
@@ -92,6 +95,11 @@ class Geometry:
     sites: tuple[AttentionKind, ...]
     all_reduces: tuple[AllReduce, ...]
     positions: int | None = None
+
+    @property
+    def within_frames(self) -> bool:
+        """Whether all attention that goes through the seam is within frames."""
+        return all(site.within_frames for site in self.sites)
 
     def width(self, stream: str) -> int:
         """Return the features of a token between blocks: as many as a row-parallel layer outputs."""

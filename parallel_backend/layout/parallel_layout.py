@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import InvalidRequest
 
-AXES: tuple[str, ...] = ("data", "cfg", "pipe", "ring", "ulysses", "tensor")
+AXES: tuple[str, ...] = ("data", "cfg", "pipe", "ring", "ulysses", "dsp", "tensor")
 """Mesh axes from the outermost to the innermost. Ranks along the innermost axes communicate the most."""
 
 SHARD_WEIGHTS = "shard_weights"
@@ -20,6 +20,8 @@ MAX_DEGREE = 999_999_999
 """Largest degree: nine digits, as ``parse`` accepts."""
 MAX_SPEED = 1000
 """Largest relative speed that ``balance`` accepts. The smallest is its reciprocal."""
+_UNEVEN = 1.25
+"""By how much the busiest rank may exceed an even share of frames in the automatic layout. Only attention is uneven."""
 OPTIONS: dict[str, int] = {"patches": 0, "warmup": 1}
 """The numbers of a layout that are not degrees, with their defaults."""
 
@@ -34,8 +36,9 @@ class ParallelLayout:
         pipe: stages that split the blocks.
         ring: ranks that split the tokens and pass keys and values around.
         ulysses: ranks that split the tokens and exchange them for heads.
+        dsp: ranks that split the tokens and exchange them for frames, in models whose frames attend only to themselves.
         tensor: ranks that split the layers.
-        shard_weights: whether the ranks of ``ring`` and ``ulysses`` share one copy of the weights.
+        shard_weights: whether the ranks of ``sequence`` share one copy of the weights.
         patches: number of patches of the latent that ``pipe`` streams; 0 means twice the number of stages.
         stale: one of ``STALE``. All but the first are approximate in a step loop, as is ``pipe`` with more than one
             patch.
@@ -52,6 +55,7 @@ class ParallelLayout:
     pipe: int = 1
     ring: int = 1
     ulysses: int = 1
+    dsp: int = 1
     tensor: int = 1
     shard_weights: bool = False
     patches: int = OPTIONS["patches"]
@@ -107,8 +111,17 @@ class ParallelLayout:
             ),
             (
                 self.shard_weights and self.sequence == 1,
-                "shard_weights shares the weights among the ranks of ring and ulysses, and both are 1; raise one of "
-                'them, as in "ulysses=2 shard_weights"',
+                "shard_weights shares the weights among the ranks that split tokens, and ring, ulysses and dsp are 1; "
+                'raise one of them, as in "ulysses=2 shard_weights"',
+            ),
+            (
+                self.dsp > 1 and max(self.ring, self.ulysses, self.tensor) > 1,
+                f"a rank of dsp={self.dsp} attends to whole frames with all heads; leave out ring, ulysses and tensor",
+            ),
+            (
+                self.dsp > 1 and self.pipe > 1 and self.patches != 1,
+                f"a rank of dsp={self.dsp} attends to whole frames, not to patches; give patches=1 for exact stages, "
+                "or use ulysses",
             ),
         )
         for refused, reason in refusals:
@@ -141,7 +154,7 @@ class ParallelLayout:
     @property
     def sequence(self) -> int:
         """Number of ranks that split the tokens of a row."""
-        return self.ring * self.ulysses
+        return self.ring * self.ulysses * self.dsp
 
     @property
     def splits_weights(self) -> bool:
@@ -173,14 +186,14 @@ class ParallelLayout:
         return replace(self, patches=OPTIONS["patches"], warmup=OPTIONS["warmup"])
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Return the position of ``rank`` on every axis, and on ``"sequence"`` (ring and ulysses as one).
+        """Return the position of ``rank`` on every axis, and on ``"sequence"`` (ring, ulysses and dsp as one).
 
         The last axis varies fastest.
         """
         place = {}
         for axis, degree in reversed(self.degrees.items()):
             rank, place[axis] = divmod(rank, degree)
-        return place | {"sequence": place["ring"] * self.ulysses + place["ulysses"]}
+        return place | {"sequence": (place["ring"] * self.ulysses + place["ulysses"]) * self.dsp + place["dsp"]}
 
     def __str__(self) -> str:
         used = [f"{axis}={degree}" for axis, degree in self.degrees.items() if degree != 1]
@@ -206,7 +219,7 @@ class ParallelLayout:
         return cls(**values)
 
 
-def auto(hosts: Sequence[int], *, branches: int) -> ParallelLayout:
+def auto(hosts: Sequence[int], *, branches: int, rows: float = 0) -> ParallelLayout:
     """Return the layout for a request that names none: CFG first, because it sends the least, then Ulysses.
 
     With guidance (two or more branches) and an even number of ranks, two groups split the branches, and the ranks of
@@ -216,17 +229,26 @@ def auto(hosts: Sequence[int], *, branches: int) -> ParallelLayout:
     values on, which sends less over each link than Ulysses and overlaps with the computation (USP,
     https://arxiv.org/abs/2405.07719). Ulysses stays inside a host.
 
+    Where frames attend only to themselves and can be shared evenly, ``dsp`` stands for Ulysses. It sends half.
+
     Args:
         hosts: numbers of adjacent ranks on one host, in the order of the ranks.
         branches: how many the request has.
+        rows: the fewest frames that a batch has; 0 if tokens attend across frames.
     """
     ranks, inside = sum(hosts), math.gcd(*hosts)
     if len(hosts) == 1:
         inside = ranks // 2 if branches >= 2 and ranks % 2 == 0 else ranks
     across = ranks // inside
-    if branches >= 2 and across % 2 == 0:
-        return ParallelLayout(cfg=2, ring=across // 2, ulysses=inside)
-    return ParallelLayout(ring=across, ulysses=inside)
+    cfg = 2 if branches >= 2 and across % 2 == 0 else 1
+    if across == cfg and _shares_evenly(rows, inside):
+        return ParallelLayout(cfg=cfg, dsp=inside)
+    return ParallelLayout(cfg=cfg, ring=across // cfg, ulysses=inside)
+
+
+def _shares_evenly(rows: float, ranks: int) -> bool:
+    """Whether the busiest of some ranks has hardly more rows than the others."""
+    return rows == math.inf or (rows > 0 and ranks * math.ceil(rows / ranks) <= _UNEVEN * rows)
 
 
 def sharing(layout: ParallelLayout) -> list[ParallelLayout]:

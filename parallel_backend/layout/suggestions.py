@@ -13,7 +13,7 @@ Works = Callable[[ParallelLayout], bool]
 _BRANCHES = 2
 """Branches that guidance computes in ComfyUI: the positive and the negative prompt."""
 
-_PREFERENCE = ("ulysses", "ring", "tensor", "cfg", "data", "pipe")
+_PREFERENCE = ("ulysses", "dsp", "ring", "tensor", "cfg", "data", "pipe")
 """Among equally near layouts, the one with the higher degree on the earliest of these axes comes first."""
 
 
@@ -72,12 +72,15 @@ def _layouts(ranks: int, wanted: ParallelLayout) -> Iterator[ParallelLayout]:
     def grow(axes: tuple[str, ...], room: int, degrees: dict[str, Any]) -> Iterator[ParallelLayout]:
         """Yield the layouts with these ``degrees`` and all degrees of ``axes`` that ``room`` ranks allow."""
         if not axes:
-            pipe, ring = degrees.get("pipe", 1) > 1, degrees["ring"] > 1
-            if pipe and degrees["tensor"] > 1:
+            pipe, ring, tensor = (degrees.get(axis, 1) > 1 for axis in ("pipe", "ring", "tensor"))
+            whole_frames = degrees["dsp"] > 1
+            if (pipe or whole_frames) and tensor:
+                return
+            if whole_frames and (ring or degrees["ulysses"] > 1 or (pipe and wanted.patches != 1)):
                 return
             yield ParallelLayout(
                 **degrees,
-                shard_weights=wanted.shard_weights and not pipe and (ring or degrees["ulysses"] > 1),
+                shard_weights=wanted.shard_weights and not pipe and (ring or whole_frames or degrees["ulysses"] > 1),
                 patches=wanted.patches if pipe else OPTIONS["patches"],
                 stale=wanted.stale if ring and not pipe else STALE[0],
                 warmup=wanted.warmup if pipe or (ring and wanted.stale) else OPTIONS["warmup"],
@@ -97,8 +100,12 @@ def _distance(layout: ParallelLayout, wanted: ParallelLayout, ranks: int) -> tup
 
 
 def _covers(layout: ParallelLayout, other: ParallelLayout) -> bool:
-    """Whether ``other`` has at most as many groups that each need a sample, a branch, a head or a block."""
+    """Whether ``other`` has at most as many groups that each need a sample, a branch, a head, a block or a frame."""
     cfg = min(layout.cfg, _BRANCHES)
     return (
-        other.data <= layout.data and other.cfg <= cfg and other.tensor <= layout.tensor and other.pipe <= layout.pipe
+        other.data <= layout.data
+        and other.cfg <= cfg
+        and other.tensor <= layout.tensor
+        and other.pipe <= layout.pipe
+        and other.dsp <= layout.dsp
     )

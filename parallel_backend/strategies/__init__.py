@@ -2,6 +2,7 @@
 
 from ..interfaces.strategy import Strategy, Workload
 from .batch import BatchSplit
+from .dsp import Dsp
 from .pipe import Pipe
 from .ring import Ring
 from .sequence import SequenceSplit
@@ -11,7 +12,7 @@ from .token_split import TokenSplit
 from .ulysses import Ulysses
 
 STRATEGIES: tuple[Strategy, ...] = (
-    BatchSplit(), Pipe(), SequenceSplit(), Ring(), Ulysses(), TensorParallel(), ShardedWeights(),
+    BatchSplit(), Pipe(), SequenceSplit(), Ring(), Ulysses(), Dsp(), TensorParallel(), ShardedWeights(),
 )  # fmt: skip
 
 __all__ = ["STRATEGIES", "BatchSplit", "Strategy", "TokenSplit", "Workload"]

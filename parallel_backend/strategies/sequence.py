@@ -1,4 +1,4 @@
-"""What ``ring`` and ``ulysses`` have in common: each rank holds a share of a row's tokens (see ``token_split``)."""
+"""What ``ring``, ``ulysses`` and ``dsp`` share: each rank holds a part of a row's tokens (see ``token_split``)."""
 
 from ..interfaces.geometry import IMAGE, AttentionKind, Extent, common_image_tokens
 from ..interfaces.strategy import Workload
@@ -11,7 +11,7 @@ _FLOAT32 = 4
 class SequenceSplit:
     """Shards the state after ``embed`` and gathers the predictions of ``head``."""
 
-    axes = ("ring", "ulysses")
+    axes = ("ring", "ulysses", "dsp")
 
     def check(self, layout: ParallelLayout, workload: Workload) -> None:
         """Refuse nothing: any number of ranks works for any number of tokens."""

@@ -1,7 +1,7 @@
-"""Sharded weights: FSDP2 (https://arxiv.org/abs/2304.11277) over the ranks of ``ring`` and ``ulysses``.
+"""Sharded weights: FSDP2 (https://arxiv.org/abs/2304.11277) over the ranks that split tokens.
 
 Each rank stores a shard of every block's weights. They are gathered for use and freed afterwards, on GPUs while the
-previous block computes. The ranks have to run the same blocks in lockstep, as in ``ring`` and ``ulysses``. Exact.
+previous block computes. The ranks have to run the same blocks in lockstep, as they do where they split tokens. Exact.
 """
 
 import itertools
@@ -30,7 +30,7 @@ Used = Callable[[State], Sequence[nn.Module]]
 class ShardedWeights:
     """Stores each block's weights once across the ranks; they are whole on every rank only while it computes."""
 
-    axes = ("ring", "ulysses")
+    axes = ("ring", "ulysses", "dsp")
 
     def check(self, layout: ParallelLayout, workload: Workload) -> None:
         """Refuse nothing: ``ParallelLayout`` itself refuses ``shard_weights`` without ranks to share with."""

@@ -1,4 +1,4 @@
-"""Splitting the tokens of a row over the ranks of the sequence (``ring`` and ``ulysses`` together).
+"""Splitting the tokens of a row over the ranks of the sequence (``ring``, ``ulysses`` and ``dsp`` together).
 
 Every stream is split separately, so text is split like image tokens. Attention sees all of rank 0's tokens, then all of
 rank 1's, and so on; the order of keys does not matter.

@@ -22,6 +22,8 @@ class BenchModel:
         class_name: class of diffusers.
         config: arguments of the class.
         frames: sizes of the latent's dims before height and width.
+        channels: of the latent.
+        peers: whether the other projects of ``peers`` can split it.
         inputs: by name, shapes after the batch dim of inputs other than latent, timestep and text.
         text: width of the text embeddings.
         time: the timestep, on the family's own scale.
@@ -33,6 +35,8 @@ class BenchModel:
     inputs: Mapping[str, tuple[int, ...]]
     text: int
     time: float
+    channels: int = 16
+    peers: bool = True
 
 
 MODELS: dict[str, BenchModel] = {
@@ -51,8 +55,18 @@ MODELS: dict[str, BenchModel] = {
         },
         frames=(1,), inputs={}, text=512, time=500.0,
     ),
+    "latte": BenchModel(
+        class_name="LatteTransformer3DModel",
+        config={
+            "num_layers": 2, "num_attention_heads": 16, "attention_head_dim": 72, "in_channels": 4, "out_channels": 8,
+            "cross_attention_dim": 1152, "attention_bias": True, "sample_size": 64, "patch_size": 2,
+            "activation_fn": "gelu-approximate", "norm_type": "ada_norm_single", "norm_elementwise_affine": False,
+            "caption_channels": 512, "video_length": 16,
+        },
+        frames=(16,), inputs={}, text=512, time=500.0, channels=4, peers=False,
+    ),
 }  # fmt: skip
-"""By the name on the command line. Both have latents of 16 channels and patches of 2 x 2."""
+"""By the name on the command line. All have patches of 2 x 2."""
 
 
 LONGEST_SIDE = 1024
@@ -65,7 +79,7 @@ class Case:
 
     Attributes:
         family: one of ``MODELS``.
-        tokens: of the latent.
+        tokens: of the latent, all frames together.
         text_tokens: of the text.
         branches: guidance branches, which differ in their text.
 
@@ -84,6 +98,11 @@ class Case:
             raise InvalidRequest(f"--family {self.family!r} does not exist; choose one of {', '.join(MODELS)}")
         if min(self.tokens, self.text_tokens) < 1:
             raise InvalidRequest(f"--tokens {self.tokens}, --text-tokens {self.text_tokens}: each must be at least 1")
+        frames = math.prod(MODELS[self.family].frames)
+        if self.tokens % frames:
+            raise InvalidRequest(
+                f"--tokens {self.tokens}: {self.family} has {frames} frames, so give a multiple of that"
+            )
         rows, columns = self.grid
         if columns > LONGEST_SIDE:
             raise InvalidRequest(
@@ -93,9 +112,10 @@ class Case:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of tokens, as square as possible."""
-        rows = max(side for side in range(1, math.isqrt(self.tokens) + 1) if self.tokens % side == 0)
-        return rows, self.tokens // rows
+        """Rows and columns of the tokens of a frame, as square as possible."""
+        tokens = self.tokens // math.prod(MODELS[self.family].frames)
+        rows = max(side for side in range(1, math.isqrt(tokens) + 1) if tokens % side == 0)
+        return rows, tokens // rows
 
     def __str__(self) -> str:
         guided = f", {self.branches} branches" if self.branches > 1 else ""
@@ -105,7 +125,7 @@ class Case:
         """Seeded inputs of all branches, concatenated along the batch."""
         model, generator = MODELS[self.family], torch.Generator().manual_seed(0)
         size = (*model.frames, *(2 * side for side in self.grid))
-        latent = torch.randn(1, 16, *size, generator=generator)
+        latent = torch.randn(1, model.channels, *size, generator=generator)
         tensors = {
             LATENT: latent.expand(self.branches, *latent.shape[1:]).contiguous(),
             TIMESTEP: torch.full((self.branches,), model.time),

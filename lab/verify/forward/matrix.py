@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from parallel_backend.families.registry import FAMILIES
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.verify.examples import evenly_divisible_size, short_name, smallest_size, variants
 
@@ -14,6 +15,10 @@ PAIRS = ("ring=2 ulysses=2", "cfg=2 ulysses=2", "cfg=2 ring=2", "tensor=2 ulysse
 TRIPLES = ("cfg=2 ring=2 ulysses=2", "cfg=2 tensor=2 ulysses=2", "tensor=2 ring=2 ulysses=2")
 IN_THREES = ("flux", "wan", "sd3", "hunyuan_video")
 """Families that also run on the eight ranks of ``TRIPLES``."""
+WITHIN_FRAMES = (
+    "dsp=2", "dsp=3", "dsp=4", "cfg=2 dsp=2", "data=2 dsp=2", "dsp=3 shard_weights", "pipe=2 dsp=2 patches=1",
+)  # fmt: skip
+"""Layouts of families whose frames attend only to themselves."""
 FEW = (("ring=3", 1), ("tensor=2 ulysses=2", 1), ("tensor=2 ring=2", 2))
 """Layouts that run with one image token and, if a variant allows it, this many text tokens: some ranks have none."""
 
@@ -65,6 +70,7 @@ def every() -> Iterator[Cell]:
         yield from _cells(class_name, name, layouts)
         yield from _even_cells(class_name, name, layouts)
         yield from few_cells(class_name, name, FEW)
+        yield from frame_cells(class_name, name)
     yield from named()
 
 
@@ -91,6 +97,13 @@ def few_cells(class_name: str, name: str, chosen: Iterable[tuple[str, int]]) -> 
     for layout, tokens in chosen:
         size, text = smallest_size(class_name, name, tokens)
         yield from _cells(class_name, name, (layout,), size=size, text=text)
+
+
+def frame_cells(class_name: str, name: str) -> Iterator[Cell]:
+    """Yield cells in which ranks get whole frames, for families whose frames attend only to themselves."""
+    if FAMILIES[class_name].within_frames:
+        yield from _cells(class_name, name, WITHIN_FRAMES)
+        yield from few_cells(class_name, name, (("dsp=3", 1),))
 
 
 def _cells(class_name: str, name: str, layouts: Iterable[str], **shape: Any) -> Iterator[Cell]:

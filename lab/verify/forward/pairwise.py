@@ -15,7 +15,7 @@ from typing import NamedTuple
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.verify.examples import evenly_divisible_size, smallest_size, variants
 
-from .matrix import FEW, Cell, few_cells
+from .matrix import FEW, Cell, few_cells, frame_cells
 
 LAYOUTS: Mapping[str, Mapping[int, str]] = {
     "ulysses": {2: "ulysses=2", 3: "ulysses=3", 4: "ulysses=4"},
@@ -80,6 +80,7 @@ def ci() -> Iterator[Cell]:
     for class_name, names in kinds.items():
         cells = [*_family_cells(names, [choice for choice in chosen if choice.family == class_name])]
         cells += few_cells(class_name, names[0], EMPTY_RANKS)
+        cells += frame_cells(class_name, names[0])
         # Cells of one variant follow each other: they share the stock forward.
         yield from sorted(cells, key=lambda cell: names.index(cell.variant))
 

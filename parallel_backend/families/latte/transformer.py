@@ -60,7 +60,7 @@ class Latte(Family):
             out_channels=config["in_channels"],
             patch=(1, config["patch_size"], config["patch_size"]),
             layers=layers,
-            sites=(AttentionKind(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers),),
+            sites=(AttentionKind(streams=(IMAGE,), heads=heads, head_dim=head_dim, count=layers, within_frames=True),),
             all_reduces=(AllReduce(tokens=IMAGE, width=heads * head_dim, count=5 * layers, min_rows=1),),
         )
 

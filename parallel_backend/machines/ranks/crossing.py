@@ -27,8 +27,10 @@ class HostMap:
 
 def cross_badly(layout: ParallelLayout, hosts: Sequence[str]) -> list[str]:
     """Return the parts of a layout that cross hosts but belong inside one."""
-    found = [f"{axis}={layout.degrees[axis]}" for axis in ("ulysses", "tensor") if _crosses(layout, (axis,), hosts)]
-    shares = layout.shard_weights and _crosses(layout, ("ring", "ulysses"), hosts)
+    found = [
+        f"{axis}={layout.degrees[axis]}" for axis in ("ulysses", "dsp", "tensor") if _crosses(layout, (axis,), hosts)
+    ]
+    shares = layout.shard_weights and _crosses(layout, ("ring", "ulysses", "dsp"), hosts)
     return found + ["shard_weights"] * shares
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from lab.synchronisations import PAGE, numbers
+from parallel_backend.families.registry import FAMILIES
 from tests.ranks.stand_in.first_variants import FIRSTS
-from tests.support.stand_in.requests import FEW, HYBRID, LAYOUTS
+from tests.support.stand_in.requests import FEW, HYBRID, LAYOUTS, WITHIN_FRAMES
 
 COUNTS = numbers(PAGE.read_text(encoding="utf-8"))
 
@@ -26,6 +27,13 @@ def test_loop_and_forward(check, small, layout, family):
         assert len(answers[0].notes.part) <= of_a_step, answers[0].notes.part
     if "stale" not in layout:  # a single call is exact, as in the layout without it
         check(small(family).forward(layout))
+
+
+@pytest.mark.parametrize("layout", WITHIN_FRAMES)
+@pytest.mark.parametrize("family", [family for family in FIRSTS if FAMILIES[FIRSTS[family][0]].within_frames])
+def test_whole_frames(check, small, layout, family):
+    check(small(family).loop(layout))
+    check(small(family).forward(layout))
 
 
 @pytest.mark.parametrize(("family", "case"), spread(FEW))

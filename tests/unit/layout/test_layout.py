@@ -1,5 +1,6 @@
 """Layouts: their text form, what they refuse, and the automatic layout."""
 
+import math
 import re
 
 import pytest
@@ -40,6 +41,9 @@ def test_degrees_are_whole_numbers_from_1(degree):
         ("ring=2 stale=none balance=1e308:1e308", "numbers from 0.001 to 1000"),
         ("pipe=2 balance=2:nan", "numbers from 0.001 to 1000"),
         ("ring=2 balance=2:1", "leave it out, or raise pipe"),
+        ("dsp=2 ulysses=2", "leave out ring, ulysses and tensor"),
+        ("dsp=2 tensor=2", "leave out ring, ulysses and tensor"),
+        ("pipe=2 dsp=2", "give patches=1 for exact stages, or use ulysses"),
     ],
 )
 def test_options_that_do_not_fit_together(text, message):
@@ -85,6 +89,23 @@ def test_text_that_is_not_a_layout(text):
 )
 def test_auto(ranks, branches, text):
     assert auto((ranks,), branches=branches) == ParallelLayout.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "branches", "rows", "text"),
+    [
+        ((4,), 2, 16, "cfg=2 dsp=2"),
+        ((4,), 1, 16, "dsp=4"),
+        ((3,), 1, 16, "dsp=3"),
+        ((4,), 1, 5, "ulysses=4"),
+        ((4,), 1, 1, "ulysses=4"),
+        ((4,), 1, math.inf, "dsp=4"),
+        ((4, 4), 2, 16, "cfg=2 dsp=4"),
+        ((4, 4), 1, 16, "ring=2 ulysses=4"),
+    ],
+)
+def test_auto_exchanges_frames_where_they_are_shared_evenly(hosts, branches, rows, text):
+    assert auto(hosts, branches=branches, rows=rows) == ParallelLayout.parse(text)
 
 
 @pytest.mark.parametrize(
