@@ -115,13 +115,9 @@ class ParallelLayout:
                 'raise one of them, as in "ulysses=2 shard_weights"',
             ),
             (
-                self.dsp > 1 and max(self.ring, self.ulysses, self.tensor) > 1,
-                f"a rank of dsp={self.dsp} attends to whole frames with all heads; leave out ring, ulysses and tensor",
-            ),
-            (
-                self.dsp > 1 and self.pipe > 1 and self.patches != 1,
-                f"a rank of dsp={self.dsp} attends to whole frames, not to patches; give patches=1 for exact stages, "
-                "or use ulysses",
+                self.dsp > 1 and max(self.pipe, self.ring, self.ulysses, self.tensor) > 1,
+                f"a rank of dsp={self.dsp} attends to whole frames with all heads; leave out pipe, ring, ulysses and "
+                "tensor",
             ),
         )
         for refused, reason in refusals:

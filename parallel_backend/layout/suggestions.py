@@ -76,7 +76,7 @@ def _layouts(ranks: int, wanted: ParallelLayout) -> Iterator[ParallelLayout]:
             whole_frames = degrees["dsp"] > 1
             if (pipe or whole_frames) and tensor:
                 return
-            if whole_frames and (ring or degrees["ulysses"] > 1 or (pipe and wanted.patches != 1)):
+            if whole_frames and (pipe or ring or degrees["ulysses"] > 1):
                 return
             yield ParallelLayout(
                 **degrees,

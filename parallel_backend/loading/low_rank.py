@@ -154,8 +154,9 @@ def _strengths(terms: Sequence[Term]) -> Sequence[Tensor]:
     if not terms:
         return ()
     device = terms[0][0].down.device
-    values = [strength * factors.scale for factors, strength in terms]
-    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True).unbind()
+    values = torch.empty(len(terms), pin_memory=device.type == "cuda")
+    values.copy_(torch.tensor([strength * factors.scale for factors, strength in terms]))
+    return values.to(device, non_blocking=True).unbind()
 
 
 def _nbytes(factors: Factors) -> int:

@@ -108,8 +108,6 @@ class RowsAttention:
 def _batches(layout: ParallelLayout, workload: Workload, place: dict[str, int]) -> list[tuple[Extent, int]]:
     """Return the batches that the ranks at ``place`` run in one denoiser call, each with its number of rows."""
     branches = list(workload.local_branches(layout, place))
-    if layout.pipe > 1:  # stages run one sample at a time
-        return [(extent, extent.rows) for samples, extent in branches for _ in range(samples)]
     alike = workload.alike[Partition.even(len(workload.branches), layout.cfg).slice(place["cfg"])]
     batches: dict[Hashable, tuple[Extent, int]] = {}
     for key, (samples, extent) in zip(alike, branches, strict=True):

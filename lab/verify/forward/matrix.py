@@ -15,9 +15,7 @@ PAIRS = ("ring=2 ulysses=2", "cfg=2 ulysses=2", "cfg=2 ring=2", "tensor=2 ulysse
 TRIPLES = ("cfg=2 ring=2 ulysses=2", "cfg=2 tensor=2 ulysses=2", "tensor=2 ring=2 ulysses=2")
 IN_THREES = ("flux", "wan", "sd3", "hunyuan_video")
 """Families that also run on the eight ranks of ``TRIPLES``."""
-WITHIN_FRAMES = (
-    "dsp=2", "dsp=3", "dsp=4", "cfg=2 dsp=2", "data=2 dsp=2", "dsp=3 shard_weights", "pipe=2 dsp=2 patches=1",
-)  # fmt: skip
+WITHIN_FRAMES = ("dsp=2", "dsp=3", "dsp=4", "cfg=2 dsp=2", "data=2 dsp=2", "dsp=3 shard_weights")
 """Layouts of families whose frames attend only to themselves."""
 FEW = (("ring=3", 1), ("tensor=2 ulysses=2", 1), ("tensor=2 ring=2", 2))
 """Layouts that run with one image token and, if a variant allows it, this many text tokens: some ranks have none."""

@@ -22,7 +22,7 @@ LAYOUTS = (
     "ring=3 stale=previous", "ring=3 stale=none",
 )  # fmt: skip
 """Every strategy, on as many ranks as leave over tokens, heads and features of every family."""
-WITHIN_FRAMES = ("dsp=3", "cfg=2 dsp=2", "pipe=2 dsp=2 patches=1")
+WITHIN_FRAMES = ("dsp=3", "cfg=2 dsp=2", "dsp=3 shard_weights")
 """Layouts of families whose frames attend only to themselves."""
 FEW = (("ulysses=3", 1), ("tensor=2 ring=2", 2))
 """Layouts for one image token and so many text tokens: some ranks have none."""

@@ -41,9 +41,9 @@ def test_degrees_are_whole_numbers_from_1(degree):
         ("ring=2 stale=none balance=1e308:1e308", "numbers from 0.001 to 1000"),
         ("pipe=2 balance=2:nan", "numbers from 0.001 to 1000"),
         ("ring=2 balance=2:1", "leave it out, or raise pipe"),
-        ("dsp=2 ulysses=2", "leave out ring, ulysses and tensor"),
-        ("dsp=2 tensor=2", "leave out ring, ulysses and tensor"),
-        ("pipe=2 dsp=2", "give patches=1 for exact stages, or use ulysses"),
+        ("dsp=2 ulysses=2", "leave out pipe, ring, ulysses and tensor"),
+        ("dsp=2 tensor=2", "leave out pipe, ring, ulysses and tensor"),
+        ("pipe=2 dsp=2", "leave out pipe, ring, ulysses and tensor"),
     ],
 )
 def test_options_that_do_not_fit_together(text, message):

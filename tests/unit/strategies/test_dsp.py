@@ -1,14 +1,16 @@
 """What DSP sends, and which models it takes."""
 
+from dataclasses import replace
+
 import pytest
 
 from parallel_backend.denoiser.plan import DenoisingPlan
+from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import FAMILIES, family_of
 from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.strategies.dsp import Dsp
 from parallel_backend.strategies.ulysses import Ulysses
-from parallel_backend.verify import examples
 
 
 def plan(class_name, layout, *, frames=16, side=32, batch=1, branches=2):
@@ -49,10 +51,17 @@ def test_so_it_does_nearly_where_nothing_divides(ranks, frames, side):
 
 
 def test_models_whose_tokens_attend_to_all_frames_are_refused():
+    latte = plan("LatteTransformer3DModel", "dsp=2")
+    Dsp().check(latte.layout, latte.workload())
+    wan = family_of("WanTransformer3DModel")
+    geometry = wan.describe(next(iter(wan.variants().values())).config)
+    with pytest.raises(InvalidRequest, match="attend to all frames"):
+        Dsp().check(latte.layout, replace(latte, geometry=geometry).workload())
+
+
+def test_the_table_of_families_says_which_these_are():
     for class_name, row in FAMILIES.items():
         family = family_of(class_name)
         for variant in family.variants().values():
             geometry = family.describe(variant.config)
             assert geometry.within_frames == row.within_frames
-            shapes = {name: tuple(tensor.shape) for name, tensor in examples.inputs(class_name, variant).items()}
-            assert shapes
