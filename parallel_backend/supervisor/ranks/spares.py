@@ -160,7 +160,8 @@ class Spares:
         self._end(useless or self._spares[number:])
         changing = self._leaving or any(not spare.ready for spare in self._spares)
         while len(self._spares) < number and (self.hurried or not changing) and time.monotonic() >= self._next_start:
-            self._start(wanted)
+            if not self._start(wanted):
+                return
             changing = True
 
     def _wanted(self) -> int:
@@ -173,15 +174,16 @@ class Spares:
         needed = MEMORY * (ranks - len(self._spares))
         return ranks if available - needed >= KEPT_FREE * total else min(ranks, len(self._spares))
 
-    def _start(self, environment: Mapping[str, str]) -> None:
+    def _start(self, environment: Mapping[str, str]) -> bool:
+        """Start one, and return whether it has started."""
         if self._end_if_outdated():
-            return
+            return False
         try:
             with self._output() as output:
                 started = start_process([*self._command, "--spare"], environment=environment, output=output)
         except OSError as error:
             self._postpone(f"a spare rank does not start: {error}")
-            return
+            return False
         spare = _Spare(started=started, environment=environment)
         self._spares.append(spare)
         self._events.watch(
@@ -191,6 +193,7 @@ class Spares:
             started.pidfd, READ, lambda: self._reap(spare), discard=lambda error: self._fail(spare, error)
         )
         log.info("spare rank (pid %d) started", spare.pid)
+        return True
 
     @contextlib.contextmanager
     def _output(self) -> Iterator[int]:

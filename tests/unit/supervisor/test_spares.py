@@ -213,6 +213,17 @@ def test_after_the_files_have_changed_none_is_used_and_none_starts(
     assert other.pids() == []
 
 
+def test_after_the_files_have_changed_a_request_may_be_expected(
+    monkeypatch: pytest.MonkeyPatch, new_pool: Callable[..., Pool], caplog: pytest.LogCaptureFixture
+) -> None:
+    """None starts for it, and the event loop goes on."""
+    two = new_pool()
+    monkeypatch.setattr(pool, "is_outdated", iter([True]).__next__)
+    two.spares.expect(TWO)
+    assert two.pids() == []
+    assert caplog.text.count("there are no spare ranks from now on") == 1
+
+
 def test_one_that_never_gets_ready_ends(
     monkeypatch: pytest.MonkeyPatch, new_pool: Callable[..., Pool], caplog: pytest.LogCaptureFixture
 ) -> None:
