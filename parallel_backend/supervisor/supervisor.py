@@ -175,6 +175,7 @@ class Supervisor:
 
     def _expect(self, devices: Devices) -> None:
         """Prepare ranks for a request on these devices, unless there are some, or others work."""
+        self._queue.touch()
         current = self._generations.current
         if not self._queue.busy and not (current and current.covers(devices)):
             self._spares.expect(devices)

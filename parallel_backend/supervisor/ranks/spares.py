@@ -96,9 +96,19 @@ class Spares:
     # For ranks that start
 
     def expect(self, devices: Devices) -> None:
-        """Start what ``take`` may yield for these devices, all together."""
-        self._devices, self.hurried = devices, True
+        """Start what ``take`` may yield for these devices, all together.
+
+        The nodes of a prompt may name different devices, one after another in any order: until a set starts, those that
+        serve fewer ranks in the same environment change nothing.
+        """
+        if not (self.hurried and self._serve(devices)):
+            self._devices, self.hurried = devices, True
         self._adjust()
+
+    def _serve(self, devices: Devices) -> bool:
+        """Whether spares for the present devices are enough for these."""
+        present, wanted = common_environment(self._devices), common_environment(devices)
+        return _equal(present, wanted) and devices.on_host(FIRST) <= self._devices.on_host(FIRST)
 
     def take(self, devices: Devices) -> Iterator[StartedProcess]:
         """Yield at most one process for each device on this host, the readiest first.
@@ -274,8 +284,10 @@ class Spares:
 
 
 def _fits(spare: _Spare, environment: Mapping[str, str]) -> bool:
-    """Whether a spare's environment equals a rank's, except for variables that it can change."""
-    return all(
-        name in CHANGEABLE or spare.environment.get(name) == environment.get(name)
-        for name in spare.environment.keys() | environment.keys()
-    )
+    """Whether a spare's environment can become a rank's."""
+    return _equal(spare.environment, environment)
+
+
+def _equal(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether two environments are equal, except for variables that a spare rank can change."""
+    return all(name in CHANGEABLE or one.get(name) == other.get(name) for name in one.keys() | other.keys())
