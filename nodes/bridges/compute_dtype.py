@@ -17,6 +17,10 @@ from .custom_model import CustomConfig
 
 _NAMES: dict[torch.dtype, DType] = {DTYPES[name]: name for name in get_args(DType) if name != "auto"}
 """What the ranks can compute in."""
+_UNET_FLAGS = (
+    "fp64_unet", "fp32_unet", "bf16_unet", "fp16_unet", "fp8_e4m3fn_unet", "fp8_e5m2_unet", "fp8_e8m0fnu_unet",
+)  # fmt: skip
+"""ComfyUI's options for the dtype of a model's weights, whatever the GPU."""
 
 
 def _supported(bridge: Bridge, core_config: Any) -> list[torch.dtype]:
@@ -77,7 +81,7 @@ def _asked_for(described: bool) -> torch.dtype | None:
     """
     if comfy.model_management.FORCE_FP32:
         return torch.float32
-    given = any(value for name, value in vars(comfy.cli_args.args).items() if name.endswith("_unet"))
+    given = any(getattr(comfy.cli_args.args, flag) for flag in _UNET_FLAGS)
     asked: torch.dtype | None = comfy.model_management.unet_dtype() if given and not described else None
     return asked
 
