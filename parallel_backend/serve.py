@@ -15,6 +15,7 @@ from .protocol.endpoint import Endpoint, passed_over
 from .protocol.status import Status
 from .supervisor.limits import Limits
 from .supervisor.other_machines import Machines
+from .supervisor.ranks.compiled_code import keep_compiled_code
 from .supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,8 @@ def serve(serving: Serving, *, quiet: bool = False) -> int:
         return ALREADY_RUNS
     handlers = [supervisor.logs.handler(), *([] if quiet else [logging.StreamHandler()])]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s", handlers=handlers)
-    for line in filter(None, (passed_over(serving.endpoint), *serving.advice)):
+    notes = passed_over(serving.endpoint), keep_compiled_code(serving.endpoint), *serving.advice
+    for line in filter(None, notes):
         log.warning(line)
     supervisor.serve()
     return 0

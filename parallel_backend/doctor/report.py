@@ -26,7 +26,7 @@ from .runner import CHILD_LOG
 
 _MAX_FILE, _MAX_LOGS = 2 << 20, 64 << 20
 """Bytes of one log and of all logs that the archive takes, counted from their ends and from the newest."""
-_SHOWN = ("PARALLEL_DIT_", "CUDA_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "HIP_", "ROCR_", "OMP_")
+_SHOWN = ("PARALLEL_DIT_", "CUDA_", "NCCL_", "GLOO_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "HIP_", "ROCR_", "OMP_")
 """Beginnings of the environment variables that it holds."""
 
 

@@ -154,7 +154,7 @@ def _strengths(terms: Sequence[Term]) -> Sequence[Tensor]:
     if not terms:
         return ()
     device = terms[0][0].down.device
-    values = torch.empty(len(terms), pin_memory=device.type == "cuda")
+    values = torch.empty(len(terms), pin_memory=device.type == "cuda" and torch.cuda.is_available())
     values.copy_(torch.tensor([strength * factors.scale for factors, strength in terms]))
     return values.to(device, non_blocking=True).unbind()
 

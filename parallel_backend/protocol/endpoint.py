@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import os
 import socket
-import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Protocol
 from .. import env
 from ..errors import BackendFailure, BackendUnavailable, DeadlineExceeded
 from ..other_machines import machines
+from .private_file import FOLDER_MODE, is_private
 
 MAX_SOCKET_PATH = 107
 """Longest path of a Unix socket, in bytes (``sun_path`` in unix(7))."""
@@ -148,8 +148,7 @@ class Endpoint:
             BackendUnavailable: the path is too long for a socket, or the folder cannot be created, belongs to
                 another user, or is accessible to others.
         """
-        info = self._made()
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
+        if not is_private(self._made()):
             raise BackendUnavailable(
                 f"{self.folder} must be a folder that you own, with mode 0700: "
                 f"remove it, or set {env.RUNTIME} to another one"
@@ -162,7 +161,7 @@ class Endpoint:
                 f"set {env.RUNTIME} to a shorter folder"
             )
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             return self.folder.lstat()
         except OSError as error:
             raise BackendUnavailable(

@@ -1,6 +1,7 @@
-"""Files that only this user can read."""
+"""Files and folders that only this user can read."""
 
 import os
+import stat
 from pathlib import Path
 from typing import IO
 
@@ -20,3 +21,8 @@ def append_to(path: Path) -> IO[bytes]:
 def opener(path: str, flags: int) -> int:
     """The ``opener`` of ``open`` for such a file."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+
+
+def is_private(info: os.stat_result) -> bool:
+    """Whether this is the ``lstat`` of a folder that this user owns and nobody else can enter."""
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not stat.S_IMODE(info.st_mode) & 0o077

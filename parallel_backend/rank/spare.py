@@ -89,4 +89,8 @@ def _become(message: rank_control.Become, log: int, store: int | None = None) ->
         import torch
 
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # torch has read the variable when it was imported
+    if "torch._inductor.config" in sys.modules:
+        from torch._inductor import config
+
+        config.compile_threads = int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])  # likewise
     return Role(device=message.device, collectives=message.collectives, store=store)

@@ -158,8 +158,12 @@ class RequestQueue:
         return tuple(self._queued)
 
     def unused_for(self, now: float) -> float:
-        """Seconds since the last request ended, or since the start; 0 while one runs or waits."""
+        """Seconds since the last request ended, the last ``touch`` or the start; 0 while a request runs or waits."""
         return 0.0 if self.running or self._queued else now - self._last_used
+
+    def touch(self) -> None:
+        """Count as unused only from now on: a request comes soon."""
+        self._last_used = time.monotonic()
 
     def take(self) -> QueuedRequest:
         """Make the first queued request the running one."""
@@ -187,7 +191,7 @@ class RequestQueue:
             self._close(request, outcome)
 
     def _close(self, request: QueuedRequest, outcome: Done | Error) -> None:
-        self._last_used = time.monotonic()
+        self.touch()
         self._on_end(request, outcome)
         self._outcomes[request.id] = outcome
         while len(self._outcomes) > self._max_outcomes:

@@ -149,18 +149,20 @@ class Supervisor:
         elif isinstance(message, Stop):
             self._stopping = [*(self._stopping or []), sock]
         elif not self._is_of_others(sock, frame):
-            self._answer_query(sock, message)
+            self._answer_query(sock, frame)
 
     def _is_of_others(self, sock: socket.socket, frame: frames.Frame) -> bool:
         return self._others is not None and self._others.take(
             sock, frame.message, same_program=frame.program == self._program, store_port=self._generations.store_port
         )
 
-    def _answer_query(self, sock: socket.socket, message: object) -> None:
+    def _answer_query(self, sock: socket.socket, frame: frames.Frame) -> None:
+        message = frame.message
         if isinstance(message, StatusQuery):
             answer(sock, self.status())
         elif isinstance(message, Expect):
-            self._expect(message.devices)
+            if frame.program == self._program:  # a request of another one ends this backend, or is refused
+                self._expect(message.devices)
             answer(sock, Done())
         elif isinstance(message, Cancel):
             self._runner.cancel(message.request_id)
@@ -173,6 +175,7 @@ class Supervisor:
 
     def _expect(self, devices: Devices) -> None:
         """Prepare ranks for a request on these devices, unless there are some, or others work."""
+        self._queue.touch()
         current = self._generations.current
         if not self._queue.busy and not (current and current.covers(devices)):
             self._spares.expect(devices)

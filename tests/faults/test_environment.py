@@ -31,6 +31,7 @@ VARIABLES = {
     "GLOO_DEVICE_TRANSPORT": "TCP_TLS", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCH_DISTRIBUTED_DEBUG": "garbage",
     "TORCH_NCCL_BLOCKING_WAIT": "garbage", "TORCH_CPP_LOG_LEVEL": "garbage", "MASTER_ADDR": "10.1.1.1",
     "MASTER_PORT": "9", "RANK": "5", "LOCAL_RANK": "5", "WORLD_SIZE": "9", "LOCAL_WORLD_SIZE": "9",
+    "TORCHINDUCTOR_COMPILE_THREADS": "many", "TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_somebody",
 }  # fmt: skip
 """Each ends ranks that inherit it, or did with some version of a library, or is another launcher's."""
 
@@ -78,6 +79,7 @@ def test_ranks_run_beside_broken_packages_and_variables_for_others(
     wanted = [alone(*request) for request in requests(model)]
     broken_packages.write(tmp_path / "broken", (*packages.HIDDEN, "jax", "tensorflow"), version="0.1.0")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["broken", "", os.environ.get("PYTHONPATH", "")]))
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
@@ -92,7 +94,9 @@ def test_ranks_run_beside_broken_packages_and_variables_for_others(
         client.call(_sample(model, GGUF), requests(model)[1][1])
     assert client.status().generation == 1
     for rank in client.status().ranks:
-        assert str(tmp_path / "broken") in psutil.Process(rank.pid).environ()["PYTHONPATH"].split(os.pathsep)
+        found = psutil.Process(rank.pid).environ()
+        assert str(tmp_path / "broken") in found["PYTHONPATH"].split(os.pathsep)
+        assert found["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "caches" / "parallel-dit" / "compiled")
 
 
 def test_a_package_that_ranks_need_is_named_and_they_start_once(

@@ -11,11 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from parallel_backend.client import query
 from parallel_backend.client.client import Client
 from parallel_backend.errors import RankFailed
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import connect
-from parallel_backend.protocol.messages import Done, Stop
+from parallel_backend.protocol.messages import Done, Expect, Stop
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.protocol.status import SpareStatus
 from parallel_backend.supervisor.limits import Limits
@@ -93,6 +94,23 @@ def test_a_request_that_is_expected_finds_them_before_the_backend_was_idle(runti
     client.expect(THREE.devices)
     assert len(client.status().spares) == 2
     client.stop()
+
+
+def test_a_backend_is_not_idle_while_a_request_is_expected(runtime: Path) -> None:
+    client = start_fake(runtime, idle_timeout=3.0, limits=replace(SPARES, idle=600.0))
+    for _ in range(6):
+        query.ask(client.endpoint, Expect(devices=THREE.devices.first(2)), Done)
+        time.sleep(1.0)
+    assert len(client.status().spares) == 2
+    assert_none_left(runtime, 20.0)
+
+
+def test_a_request_of_another_program_is_not_expected(runtime: Path) -> None:
+    client = start_fake(runtime, limits=replace(SPARES, idle=600.0))
+    with connect(client.endpoint, seconds=5.0) as sock:
+        sock.sendall(frames.pack(frames.Frame(message=Expect(devices=THREE.devices), program="another")))
+        assert frames.recv_header(sock, deadline=deadlines.Deadline(10.0, "an answer")).message == Done()
+    assert client.status().spares == ()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

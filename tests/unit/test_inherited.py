@@ -56,3 +56,19 @@ def test_ranks_of_one_machine_talk_over_loopback_whatever_the_environment_says(m
     assert found["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
     several = rank_start.common_environment(TWO, interface="eth7")
     assert (several["GLOO_SOCKET_IFNAME"], several["NCCL_SOCKET_IFNAME"]) == ("eth7", "=eth7")
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "said", "expected"),
+    [(64, 8, None, "8"), (2, 8, None, "1"), (256, 1, None, "32"), (64, 8, "", "8"), (64, 8, "many", "8"),
+     (64, 8, "40", "40")],
+)  # fmt: skip
+def test_ranks_share_the_cores_for_processes_that_compile(monkeypatch, cores, ranks, said, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", said)
+    found = rank_start.common_environment(Devices(kind="cpu", indices=tuple(range(ranks))))
+    assert found["TORCHINDUCTOR_COMPILE_THREADS"] == expected
+    assert found["OMP_NUM_THREADS"] == str(max(1, cores // ranks))

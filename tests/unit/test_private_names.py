@@ -60,6 +60,7 @@ USES = (
     *CONVERTERS,
     Use("torch.Tensor._base", "nodes/remote/digests.py"),
     Use("torch._dynamo", "parallel_backend/loading/compiled_blocks.py"),
+    Use("torch._inductor.config.compile_threads", "parallel_backend/rank/spare.py"),
     Use("torch._dynamo.callback.callback_handler", "parallel_backend/loading/compiled_blocks.py"),
     Use("torch.distributed.distributed_c10d._resolve_process_group", BYTES),
     Use("torch.distributed.distributed_c10d._resolve_process_group", "parallel_backend/operators.py"),

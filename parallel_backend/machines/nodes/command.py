@@ -9,12 +9,16 @@ from dataclasses import dataclass
 
 from ... import serve
 from ...errors import InvalidRequest
+from ...protocol.endpoint import Endpoint
 from ...protocol.hosts import HostInfo, versions
+from ...supervisor.ranks.compiled_code import keep_compiled_code
 from ..links.address import Address
 from ..links.interfaces import address_of, is_here
 from ..settings import PORT, Settings, listening_at
 from .agent import Agent
 from .local_devices import local_devices
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
         return serve.serve(_first_host_of(options, launched))
     agent = parse(options, launched)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s host: %(message)s", stream=sys.stderr)
+    if note := keep_compiled_code(Endpoint.default()):
+        log.warning(note)
     agent.run()
     return 0
 

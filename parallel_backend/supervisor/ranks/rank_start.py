@@ -14,10 +14,13 @@ from ...protocol import rank_control
 from ...protocol.model_spec import FIRST, VISIBLE, Collectives, Devices
 from .process import LocalProcess, Process
 
-THREADS = "OMP_NUM_THREADS"
+THREADS, COMPILERS = "OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"
+_MOST_COMPILERS = 32
+"""Of one rank, as torch has it."""
 GLOO_INTERFACE, NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-CHANGEABLE = frozenset((THREADS, GLOO_INTERFACE, NCCL_INTERFACE))
-"""Variables that a spare rank can change: the ones that a new process group reads, and the number of threads."""
+CHANGEABLE = frozenset((THREADS, COMPILERS, GLOO_INTERFACE, NCCL_INTERFACE))
+"""Variables that a spare rank can change: those that a new process group reads, and the numbers of threads and of
+processes that compile."""
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -118,10 +121,12 @@ def common_environment(devices: Devices, *, interface: str = "") -> dict[str, st
         devices: all ranks'. This host is the first one.
         interface: the network interface to ranks of other hosts; "" without other hosts.
     """
-    threads = number_of_threads(os.environ.get(THREADS, "")) or len(os.sched_getaffinity(0)) // devices.on_host(FIRST)
+    share = max(1, len(os.sched_getaffinity(0)) // devices.on_host(FIRST))
     environment = {
         **inherited(os.environ),
-        THREADS: str(max(1, threads)),
+        THREADS: str(number_of_threads(os.environ.get(THREADS, "")) or share),
+        # Without it, each rank would start as many processes as there are cores.
+        COMPILERS: str(number_of_threads(os.environ.get(COMPILERS, "")) or min(share, _MOST_COMPILERS)),
         # Replaces inherited values, which may be for another machine. NCCL takes a plain name as a prefix of several
         # names.
         GLOO_INTERFACE: interface or "lo",

@@ -96,9 +96,19 @@ class Spares:
     # For ranks that start
 
     def expect(self, devices: Devices) -> None:
-        """Start what ``take`` may yield for these devices, all together."""
-        self._devices, self.hurried = devices, True
+        """Start what ``take`` may yield for these devices, all together.
+
+        The nodes of a prompt may name different devices, one after another in any order: until a set starts, those that
+        serve fewer ranks in the same environment change nothing.
+        """
+        if not (self.hurried and self._serve(devices)):
+            self._devices, self.hurried = devices, True
         self._adjust()
+
+    def _serve(self, devices: Devices) -> bool:
+        """Whether spares for the present devices are enough for these."""
+        present, wanted = common_environment(self._devices), common_environment(devices)
+        return _equal(present, wanted) and devices.on_host(FIRST) <= self._devices.on_host(FIRST)
 
     def take(self, devices: Devices) -> Iterator[StartedProcess]:
         """Yield at most one process for each device on this host, the readiest first.
@@ -160,7 +170,8 @@ class Spares:
         self._end(useless or self._spares[number:])
         changing = self._leaving or any(not spare.ready for spare in self._spares)
         while len(self._spares) < number and (self.hurried or not changing) and time.monotonic() >= self._next_start:
-            self._start(wanted)
+            if not self._start(wanted):
+                return
             changing = True
 
     def _wanted(self) -> int:
@@ -173,15 +184,16 @@ class Spares:
         needed = MEMORY * (ranks - len(self._spares))
         return ranks if available - needed >= KEPT_FREE * total else min(ranks, len(self._spares))
 
-    def _start(self, environment: Mapping[str, str]) -> None:
+    def _start(self, environment: Mapping[str, str]) -> bool:
+        """Start one, and return whether it has started."""
         if self._end_if_outdated():
-            return
+            return False
         try:
             with self._output() as output:
                 started = start_process([*self._command, "--spare"], environment=environment, output=output)
         except OSError as error:
             self._postpone(f"a spare rank does not start: {error}")
-            return
+            return False
         spare = _Spare(started=started, environment=environment)
         self._spares.append(spare)
         self._events.watch(
@@ -191,6 +203,7 @@ class Spares:
             started.pidfd, READ, lambda: self._reap(spare), discard=lambda error: self._fail(spare, error)
         )
         log.info("spare rank (pid %d) started", spare.pid)
+        return True
 
     @contextlib.contextmanager
     def _output(self) -> Iterator[int]:
@@ -271,8 +284,10 @@ class Spares:
 
 
 def _fits(spare: _Spare, environment: Mapping[str, str]) -> bool:
-    """Whether a spare's environment equals a rank's, except for variables that it can change."""
-    return all(
-        name in CHANGEABLE or spare.environment.get(name) == environment.get(name)
-        for name in spare.environment.keys() | environment.keys()
-    )
+    """Whether a spare's environment can become a rank's."""
+    return _equal(spare.environment, environment)
+
+
+def _equal(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether two environments are equal, except for variables that a spare rank can change."""
+    return all(name in CHANGEABLE or one.get(name) == other.get(name) for name in one.keys() | other.keys())

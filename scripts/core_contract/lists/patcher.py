@@ -65,5 +65,12 @@ ENTRIES = (
             why="the dtype of a VAE",
             word="fp16_vae bf16_vae fp32_vae cpu_vae",
         ),
+        Mentions(
+            "",
+            "--fp64-unet --fp32-unet --bf16-unet --fp16-unet --fp8_e4m3fn-unet --fp8_e5m2-unet --fp8_e8m0fnu-unet",
+            by=DTYPE,
+            why="the dtype of auto on GPUs that ComfyUI does not see",
+            word="fp64_unet fp32_unet bf16_unet fp16_unet fp8_e4m3fn_unet fp8_e5m2_unet fp8_e8m0fnu_unet",
+        ),
     ),
 )

@@ -5,7 +5,8 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import comfy.cli_args
 import comfy.model_management
@@ -14,6 +15,7 @@ import comfy.supported_models_base
 import comfy.utils
 import pytest
 import torch
+from any_folder_name.nodes.backend import session
 from any_folder_name.nodes.bridges.compute_dtype import auto_dtype
 from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
@@ -41,6 +43,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comfy.model_management, "supports_fp8_compute", lambda device: False)
     monkeypatch.setattr(comfy.model_management, "get_torch_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(comfy.model_management, "maximum_vram_for_weights", lambda device: 1 << 40)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
 def bridge(tmp_path: Path, case: str, dtype: torch.dtype) -> Any:
@@ -165,6 +168,46 @@ def test_a_comfyui_on_the_cpu_leaves_the_choice_to_the_ranks(tmp_path: Path, mon
     monkeypatch.setattr(comfy.model_management, "cpu_mode", lambda: True)
     assert auto_dtype(bridge(tmp_path, "ltx t2v", torch.bfloat16), GPUS) == "auto"
     assert auto_dtype(bridge(tmp_path, "ltx t2v", torch.float16), GPUS) == "bfloat16"
+
+
+@pytest.fixture(params=["on another machine", "not seen"])
+def unseen(request: pytest.FixtureRequest, gpu: None, monkeypatch: pytest.MonkeyPatch) -> Devices:
+    """GPUs that ComfyUI cannot be asked about."""
+
+    def ask(device: torch.device | None = None, *_: Any, **__: Any) -> bool:
+        assert device is None or device.type == "cpu", "Invalid device id"
+        return True
+
+    for name in ("should_use_fp16", "should_use_bf16", "supports_fp8_compute"):
+        monkeypatch.setattr(comfy.model_management, name, ask)
+    elsewhere = request.param == "on another machine"
+    monkeypatch.setattr(session, "_session", [session.Session(cast(Any, SimpleNamespace(remote=elsewhere)))])
+    return GPUS if elsewhere else replace(GPUS, indices=(2, 3))
+
+
+def test_the_ranks_choose_on_gpus_that_comfyui_does_not_see(unseen: Devices, tmp_path: Path) -> None:
+    assert auto_dtype(bridge(tmp_path, "ltx t2v", torch.bfloat16), unseen) == "auto"
+    assert auto_dtype(bridge(tmp_path, "ltx t2v", torch.float8_e4m3fn), unseen) == "auto"
+    assert auto_dtype(bridge(tmp_path, "ltx t2v", torch.float16), unseen) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [("bf16_unet", "bfloat16"), ("fp16_unet", "float16"), ("fp32_unet", "float32"), ("fp64_unet", None),
+     ("fp8_e4m3fn_unet", None)],
+)  # fmt: skip
+def test_comfyuis_options_count_for_gpus_that_it_does_not_see(
+    option: str, expected: str | None, unseen: Devices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = bridge(tmp_path, "ltx t2v", torch.bfloat16)
+    monkeypatch.setattr(comfy.cli_args.args, option, True)
+    if expected:
+        assert auto_dtype(ours, unseen) == expected
+    else:
+        with pytest.raises(InvalidRequest, match="options ask for weights in torch"):
+            auto_dtype(ours, unseen)
+    monkeypatch.setattr(comfy.model_management, "FORCE_FP32", True)
+    assert auto_dtype(ours, unseen) == "float32"
 
 
 @pytest.mark.usefixtures("gpu")

@@ -1,14 +1,16 @@
 """The dtype of a VAE is the one that ComfyUI's own VAE chooses."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import comfy.cli_args
 import comfy.model_management
 import comfy.sd
 import pytest
 import torch
+from any_folder_name.nodes.backend import session
 from any_folder_name.nodes.bridges.compute_dtype import auto_vae_dtype, loaded_vae_dtype
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.protocol.model_spec import Devices
@@ -53,6 +55,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comfy.model_management, "get_torch_device", lambda: torch.device("cuda", 0))
     for name in ("should_use_fp16", "should_use_bf16"):
         monkeypatch.setattr(comfy.model_management, name, lambda device=None, **_: device.type == "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
 def weights_of(name: str) -> tuple[dict[str, torch.Tensor], Any]:
@@ -100,6 +103,22 @@ def test_ranks_on_gpus_choose_for_a_comfyui_on_a_cpu(monkeypatch: pytest.MonkeyP
     assert auto_vae_dtype(vae, GPUS) == "auto"
     monkeypatch.setattr(comfy.cli_args.args, "fp32_vae", True)
     assert auto_vae_dtype(vae, GPUS) == "float32"
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("remote", "index"), [(True, 0), (False, 2)])
+def test_ranks_choose_on_gpus_that_comfyui_does_not_see(
+    remote: bool, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_session", [session.Session(cast(Any, SimpleNamespace(remote=remote)))])
+    _, vae = weights_of("wan21")
+    devices = replace(GPUS, indices=(index, index + 1))
+    assert auto_vae_dtype(vae, devices) == "auto"
+    assert auto_vae_dtype(vae, CPUS) == "float32"
+    for option, expected in (("FORCE_FP32", "float32"), ("bf16_vae", "bfloat16")):
+        owner = comfy.model_management if option.isupper() else comfy.cli_args.args
+        monkeypatch.setattr(owner, option, True)
+        assert auto_vae_dtype(vae, devices) == expected
 
 
 def test_a_loaded_vae_in_another_dtype_is_refused() -> None:

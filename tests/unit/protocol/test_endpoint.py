@@ -17,6 +17,7 @@ from parallel_backend.errors import BackendUnavailable, DeadlineExceeded
 from parallel_backend.protocol import deadlines, frames
 from parallel_backend.protocol.endpoint import Endpoint, connect, listen, passed_over, peer
 from parallel_backend.protocol.messages import Error
+from parallel_backend.protocol.private_file import is_private
 from parallel_backend.protocol.status import StatusQuery
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.listener import Listener
@@ -100,6 +101,17 @@ def test_a_folder_that_others_may_read_is_refused(folder: Path) -> None:
     folder.chmod(0o755)
     with pytest.raises(BackendUnavailable, match="mode 0700"):
         connect(Endpoint(folder=folder), seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "others", "private"),
+    [(0o40700, False, True), (0o40500, False, True), (0o40700, True, False), (0o40710, False, False),
+     (0o40702, False, False), (0o120700, False, False), (0o100700, False, False)],
+)  # fmt: skip
+def test_a_folder_is_private_if_this_user_owns_it_and_nobody_else_enters(
+    mode: int, others: bool, private: bool
+) -> None:
+    assert is_private(os.stat_result((mode, 1, 1, 1, os.getuid() + others, 0, 0, 0, 0, 0))) == private
 
 
 def test_a_link_to_a_folder_is_refused(folder: Path) -> None:

@@ -57,7 +57,7 @@ print(role.device, role.collectives, store, os.environ["RANK"], {after})
 os.system("echo from a child")
 print("and an error", file=sys.stderr)
 """
-THREADS = "__import__('torch').get_num_threads()"
+THREADS = "__import__('torch').get_num_threads(), sys.modules['torch._inductor.config'].compile_threads"
 
 
 def run(code: str, *arguments: str, **options: object) -> "subprocess.Popen[bytes]":
@@ -68,7 +68,8 @@ def run(code: str, *arguments: str, **options: object) -> "subprocess.Popen[byte
 
 
 def become(**environment: str) -> rank_control.Become:
-    return rank_control.Become(device="cpu", collectives="gloo", environment={"OMP_NUM_THREADS": "1", **environment})
+    numbers = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    return rank_control.Become(device="cpu", collectives="gloo", environment=numbers | environment)
 
 
 def test_it_imports_every_class_that_ranks_load_and_asks_nothing_of_a_gpu() -> None:
@@ -81,16 +82,17 @@ def test_it_imports_every_class_that_ranks_load_and_asks_nothing_of_a_gpu() -> N
 def test_it_becomes_the_rank_that_the_message_says(tmp_path: Path, rank: int) -> None:
     ours, theirs = rank_control.pair()
     with ours, theirs, socket.create_server(("127.0.0.1", 0)) as store, (tmp_path / "log").open("wb") as log:
-        code = SPARE.format(prepare="import torch", after=THREADS)
+        code = SPARE.format(prepare="import torch._inductor.config", after=THREADS)
         process = run(code, str(theirs.fileno()), pass_fds=[theirs.fileno()])
         theirs.close()
         ours.settimeout(60)
         assert msgspec.json.decode(ours.recv(1000), type=rank_control.FromRank) == rank_control.Prepared()
         descriptors = [log.fileno(), store.fileno()][: 2 - rank]
-        rank_control.send(ours, become(RANK=str(rank), OMP_NUM_THREADS="3"), descriptors=descriptors)
+        numbers = {"OMP_NUM_THREADS": "3", "TORCHINDUCTOR_COMPILE_THREADS": "5"}
+        rank_control.send(ours, become(RANK=str(rank), **numbers), descriptors=descriptors)
         assert process.communicate(timeout=60)[0] == b""
         port = "none" if rank else store.getsockname()[1]
-    expected = [f"cpu gloo {port} {rank} 3", "and an error", "from a child"]
+    expected = [f"cpu gloo {port} {rank} 3 5", "and an error", "from a child"]
     assert sorted((tmp_path / "log").read_text().splitlines()) == sorted(expected)
 
 

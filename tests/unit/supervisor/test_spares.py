@@ -13,7 +13,7 @@ import pytest
 
 from parallel_backend import processes
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.protocol.model_spec import VISIBLE, Devices
+from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.supervisor.event_loop import EventLoop
 from parallel_backend.supervisor.ranks import spares as pool
 from parallel_backend.supervisor.ranks.expected_devices import expected_devices
@@ -187,6 +187,23 @@ def test_they_start_together_for_a_request_that_is_expected(new_pool: Callable[.
     end(two, taken)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_largest_of_the_sets_that_are_expected_counts(
+    monkeypatch: pytest.MonkeyPatch, new_pool: Callable[..., Pool], order: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(processes, "machine_memory", lambda: (20 << 30, 24 << 30))
+    auto, devices = new_pool(None), (TWO, replace(TWO, indices=(0,)))
+    started = set[int]()
+    for each in order:
+        auto.spares.expect(devices[each])
+        started |= set(auto.pids())
+    assert len(auto.pids()) == len(started) == 2
+    taken = list(auto.spares.take(devices[1]))
+    auto.spares.expect(devices[1])
+    assert len(auto.pids()) == 1, "the largest of the sets that are expected now"
+    end(auto, taken)
+
+
 @pytest.mark.parametrize(("number", "available"), [(0, 20.0), (None, 2.5), (None, 3.1)])
 def test_none_is_expected_where_none_may_start(
     monkeypatch: pytest.MonkeyPatch, new_pool: Callable[..., Pool], number: int | None, available: float
@@ -211,6 +228,17 @@ def test_after_the_files_have_changed_none_is_used_and_none_starts(
     other = new_pool()
     other.run_for(0.5)
     assert other.pids() == []
+
+
+def test_after_the_files_have_changed_a_request_may_be_expected(
+    monkeypatch: pytest.MonkeyPatch, new_pool: Callable[..., Pool], caplog: pytest.LogCaptureFixture
+) -> None:
+    """None starts for it, and the event loop goes on."""
+    two = new_pool()
+    monkeypatch.setattr(pool, "is_outdated", iter([True]).__next__)
+    two.spares.expect(TWO)
+    assert two.pids() == []
+    assert caplog.text.count("there are no spare ranks from now on") == 1
 
 
 def test_one_that_never_gets_ready_ends(
@@ -251,36 +279,3 @@ def test_a_program_that_is_not_there_is_tried_again_later(
     one.run_for(1.0)
     assert caplog.text.count("a spare rank does not start") == 1
     assert one.pids() == []
-
-
-@pytest.mark.parametrize(
-    ("nvidia", "amd", "variables", "expected"),
-    [
-        (0, 0, {}, ("cpu", 2)),
-        (0, 0, {"PARALLEL_DIT_CPU_RANKS": "3"}, ("cpu", 3)),
-        (0, 0, {"PARALLEL_DIT_CPU_RANKS": "many"}, ("cpu", 1)),
-        (4, 0, {}, ("cuda", 4)),
-        (4, 0, {"CUDA_VISIBLE_DEVICES": "2,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ("cuda", 2)),
-        (4, 0, {"CUDA_VISIBLE_DEVICES": ""}, ("cpu", 2)),
-        (0, 3, {}, ("cuda", 3)),
-        (0, 3, {"HIP_VISIBLE_DEVICES": "1"}, ("cuda", 1)),
-    ],
-)
-def test_the_devices_that_a_first_request_will_probably_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvidia: int, amd: int, variables: dict[str, str],
-    expected: tuple[str, int],
-) -> None:  # fmt: skip
-    for name in VISIBLE:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    for i in range(nvidia):
-        (tmp_path / f"proc/driver/nvidia/gpus/0000:0{i}").mkdir(parents=True)
-    for i in range(amd + 1):
-        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{i}"
-        node.mkdir(parents=True)
-        (node / "gpu_id").write_text(f"{i}\n")
-    devices = expected_devices(tmp_path)
-    assert (devices.kind, len(devices.indices)) == expected
-    if devices.kind == "cuda":
-        assert dict(devices.visible) == variables
