@@ -139,7 +139,7 @@ class Transformers:
         agreed = self._agreed[name]
         taken = None if agreed.resident == ALL else agreed.sizes.on_device(agreed.resident)
         family = self.parts.get(name, lambda: self._load(mesh, name, plans), taken)
-        self.parts.changed_by(name, lambda changes: changes.use(adapters, overlay))
+        self.parts.changed_by(name, lambda changes: changes.use(adapters, overlay, compiled=compiled))
         if compiled or name in self.parts.compiled:
             self.parts.compiled.setdefault(name, CompiledBlocks(family)).use(compiled)
         return family

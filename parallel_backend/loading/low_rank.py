@@ -6,6 +6,7 @@ go. Each rank reads the factors that belong to its part of the transformer.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -65,12 +66,17 @@ class LowRankHooks:
         self._module, self._class_name, self._slices = module, class_name, slices
         self._factors: dict[str, Factors] = {}
         self._active: tuple[tuple[str, float], ...] = ()
+        self._compiled = False
         self._handles: list[RemovableHandle] = []
 
-    def use(self, adapters: Sequence[Adapter]) -> None:
-        """Apply exactly these LoRAs from now on. Reads the factors of new ones."""
+    def use(self, adapters: Sequence[Adapter], *, compiled: bool = False) -> None:
+        """Apply exactly these LoRAs from now on. Reads the factors of new ones.
+
+        Args:
+            compiled: whether the layers are in compiled code.
+        """
         wanted = tuple((each.id, each.strength) for each in adapters)
-        if wanted == self._active:
+        if wanted == self._active and compiled == self._compiled:
             return
         self._remove()
         for each in adapters:
@@ -78,8 +84,8 @@ class LowRankHooks:
             if known is None:
                 known = read_factors(each, self._module, self._class_name, self._slices)
             self._factors[each.id] = known  # in the order of their last use
-        self._add(wanted)
-        self._active = wanted
+        self._add(wanted, compiled)
+        self._active, self._compiled = wanted, compiled
         self._forget_oldest()
 
     @property
@@ -99,16 +105,16 @@ class LowRankHooks:
         in_use = {adapter_id for adapter_id, _ in self._active}
         return [adapter_id for adapter_id in self._factors if adapter_id not in in_use]
 
-    def _add(self, wanted: Sequence[tuple[str, float]]) -> None:
+    def _add(self, wanted: Sequence[tuple[str, float]], compiled: bool) -> None:
         terms: dict[str, list[Term]] = {}
         for adapter_id, strength in wanted:
             for name, changes in self._factors[adapter_id].items():
                 terms.setdefault(name, []).extend((change, strength) for change in changes)
         modules: Mapping[str, nn.Module] = dict(self._module.named_modules())
         # Tensor parallelism has hooks that sum the ranks' partial outputs. What is added here is partial, too.
-        strengths = iter(_strengths([each for several in terms.values() for each in several]))
+        strengths = iter(_strengths([each for several in terms.values() for each in several]) if compiled else ())
         self._handles = [
-            modules[name].register_forward_hook(_Hook(each, [next(strengths) for _ in each]), prepend=True)
+            modules[name].register_forward_hook(_Hook(each, [*islice(strengths, len(each))]), prepend=True)
             for name, each in terms.items()
         ]
 
@@ -130,8 +136,8 @@ class _Hook:
     """Adds factors to a layer's output.
 
     Args:
-        strengths: strength times scale of each of the terms. Compiled code would be made for a number, and takes a
-            tensor as it comes.
+        strengths: strength times scale of each of the terms, for compiled code. It would be made for a number, and
+            takes a tensor as it comes.
     """
 
     def __init__(self, terms: Sequence[Term], strengths: Sequence[Tensor]) -> None:
@@ -154,7 +160,7 @@ def _strengths(terms: Sequence[Term]) -> Sequence[Tensor]:
     if not terms:
         return ()
     device = terms[0][0].down.device
-    values = torch.empty(len(terms), pin_memory=device.type == "cuda" and torch.cuda.is_available())
+    values = torch.empty(len(terms), pin_memory=device.type == "cuda")
     values.copy_(torch.tensor([strength * factors.scale for factors, strength in terms]))
     return values.to(device, non_blocking=True).unbind()
 

@@ -48,17 +48,20 @@ class WeightChanges:
         self._overlaid: frozenset[str] = frozenset()
         self._streamed = contents_of(""), frozenset[str]()  # contents of the blocks' memory, and what they change
 
-    def use(self, adapters: Sequence[Adapter], overlay: Overlay | None) -> None:
+    def use(self, adapters: Sequence[Adapter], overlay: Overlay | None, *, compiled: bool = False) -> None:
         """Apply exactly these LoRAs and this overlay from now on.
 
         An overlay costs reading the weights that it or the one before changes, and nothing if it stays the same.
+
+        Args:
+            compiled: whether the layers are in compiled code.
         """
         if overlay != self._overlay:
             self._change_to(overlay)
         if self._blocks:
             self._blocks.change(overlay.id if overlay else "", self._read_streamed)
             self._streamed = self._blocks.contents, self._changed.overlaid
-        self._low_rank.use(adapters)
+        self._low_rank.use(adapters, compiled=compiled)
 
     def _change_to(self, overlay: Overlay | None) -> None:
         before, self._overlay = self._overlay, _UNKNOWN  # if reading fails, the next request reads again
