@@ -35,7 +35,7 @@ def _config(weights: Weights) -> Config:
 _LAYERS = layers("""
     final_layer img_in text_fusion time_embed time_mod_proj txt_in
     transformer_blocks(attn ff norm1 norm2 scale_shift_table)
-    first last tmlp tproj txtfusion txtmlp
+    first last tmlp tproj txtfusion txtmlp txtmlp(scale)
     blocks(attn mlp mod postnorm prenorm)
 """)
 
