@@ -14,7 +14,7 @@ from ...interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AttentionKind,
 from ...interfaces.state import State
 from ...interfaces.tensor_cuts import ColumnParallel, Cuts, HeadCounts, RowParallel, attention_cuts
 from ..shared import joint_attention
-from ..shared.patchify import check_mask, check_reference, check_text, to_latent, to_tokens
+from ..shared.patchify import check_mask, check_reference, to_latent, to_tokens
 from ..shared.streams import TEXT_MASK, at_least_one
 
 _PATCH = (1, 2, 2)
@@ -31,7 +31,7 @@ class Krea2(Family):
 
     Inputs, batch first: the latent ``[B, 16, 1, H, W]``, the timestep ``[B]`` in 0..1, and
 
-    - ``encoder_hidden_states`` ``[B, L, N * D]``: the text, from N layers of its encoder, one layer after the other;
+    - ``encoder_hidden_states`` ``[B, L, N, D]``: the text, from N layers of its encoder;
     - ``encoder_hidden_states_mask`` ``[B, L]``: True for text tokens that count. Without it all tokens count;
     - ``reference`` ``[B, R, 64]`` and ``reference_ids`` ``[B, R, 3]``: packed tokens of reference images and their
       positions;
@@ -49,7 +49,7 @@ class Krea2(Family):
         "num_text_layers": 12,
     }
     first_layer: ClassVar[str] = "img_in"
-    values_alive: ClassVar[float] = 17.0
+    values_alive: ClassVar[float] = 14.2
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = (TEXT_MASK, "reference", "reference_ids", _REFERENCE_TIMESTEP)
 
@@ -87,7 +87,7 @@ class Krea2(Family):
 
     @staticmethod
     def _extent(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> Extent:
-        text = check_text(shapes["encoder_hidden_states"], config["num_text_layers"] * config["text_hidden_dim"])
+        text = _check_text(shapes["encoder_hidden_states"], config)
         check_mask(TEXT_MASK, shapes, text)
         frames = shapes[LATENT][2]
         if frames != 1:
@@ -110,7 +110,7 @@ class Krea2(Family):
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """As in ComfyUI, the latent is padded to whole patches, and the timestep stays float32."""
         image, (_, ids) = self.image(inputs), self._tokens(inputs)
-        text, mask = self._text(inputs), inputs.get(TEXT_MASK)
+        text, mask = inputs["encoder_hidden_states"].to(self.dtype), inputs.get(TEXT_MASK)
         tables = {
             TEXT: joint_attention.rope(self.module.rotary_emb, ids.new_zeros(text.shape[1], _AXES)),
             IMAGE: joint_attention.rope(self.module.rotary_emb, ids),
@@ -140,7 +140,7 @@ class Krea2(Family):
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """diffusers' own forward knows no other timestep for references."""
-        (tokens, ids), text = self._tokens(inputs), self._text(inputs)
+        (tokens, ids), text = self._tokens(inputs), inputs["encoder_hidden_states"].to(self.dtype)
         out: Tensor = self.module(
             hidden_states=tokens,
             encoder_hidden_states=text,
@@ -158,11 +158,6 @@ class Krea2(Family):
         ids = joint_attention.positions(latent, self.geometry.grid(latent.shape[2:])[1:], _AXES)
         return joint_attention.with_reference(tokens, ids, inputs)
 
-    def _text(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the text ``[B, L, N, D]``."""
-        text = inputs["encoder_hidden_states"].to(self.dtype)
-        return text.unflatten(2, (self.config["num_text_layers"], self.config["text_hidden_dim"]))
-
     def _modulation(self, timestep: Tensor) -> tuple[Tensor, Tensor]:
         """Return a timestep's embedding ``[B, 1, D]`` and the modulation of all blocks ``[B, 1, 6 * D]``."""
         temb = self.module.time_embed(timestep.float(), dtype=self.dtype)
@@ -175,7 +170,7 @@ class Krea2(Family):
             "intermediate_size": 403, "axes_dims_rope": (4, 2, 2), "text_hidden_dim": 40, "num_text_layers": 3,
             "text_intermediate_size": 56, "timestep_embed_dim": 32,
         }  # fmt: skip
-        text: Inputs = {"encoder_hidden_states": ("text", 3 * 40)}
+        text: Inputs = {"encoder_hidden_states": ("text", "num_text_layers", "text_hidden_dim")}
         references: Inputs = {"reference": (12, 64), "reference_ids": (12, _AXES)}
         return {
             "image": Variant(config=small, size=(1, 9, 13), text=7, inputs=text),
@@ -210,6 +205,17 @@ def _modulation_of_tokens(state: State) -> Tensor:
 def _key_heads(config: Mapping[str, Any]) -> int:
     key_heads: int | None = config["num_key_value_heads"]
     return config["num_attention_heads"] if key_heads is None else key_heads
+
+
+def _check_text(shape: tuple[int, ...], config: Mapping[str, Any]) -> int:
+    """Check the shape of a text and return the number of its tokens."""
+    layers = (config["num_text_layers"], config["text_hidden_dim"])
+    if len(shape) != 4 or shape[1] < 1 or shape[2:] != layers:
+        raise InvalidRequest(
+            f"conditioning of shape {list(shape)} does not fit this model, which takes {layers[0]} layers of its text "
+            f"encoder, [batch, tokens, {layers[0]}, {layers[1]}]"
+        )
+    return shape[1]
 
 
 def _check_reference_timestep(shapes: Shapes, references: int) -> None:

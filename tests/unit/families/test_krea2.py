@@ -131,7 +131,8 @@ def test_each_token_has_the_modulation_of_its_own_timestep():
         ({"reference": (2, 12, 64), "reference_ids": (2, 12, 3), "reference_timestep": (2, 1)}, r"\[batch\] beside"),
         ({"reference": (2, 12, 60), "reference_ids": (2, 12, 3)}, r"takes \[batch, tokens, 64\]"),
         ({LATENT: (2, 16, 3, 9, 13)}, r"a latent of 3 frames: .* 1 frame would work"),
-        ({"encoder_hidden_states": (2, 7, 121)}, r"\[2, 7, 121\] does not fit .* \[batch, tokens, 120\]"),
+        ({"encoder_hidden_states": (2, 7, 4, 40)}, r"\[2, 7, 4, 40\] .* takes 3 layers .* \[batch, tokens, 3, 40\]"),
+        ({"encoder_hidden_states": (2, 7, 120)}, r"\[2, 7, 120\] does not fit this model"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_refused(shapes, message):
