@@ -1,7 +1,7 @@
 """The bridge between ComfyUI's and diffusers' transformers of Krea-2 (Raw and Turbo)."""
 
 import inspect
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import comfy.supported_models
@@ -91,8 +91,9 @@ class Krea2(Bridge):
         references: dict[str, Any] = {name: call_args.pop(name) for name in names if name in call_args}
         if not references.get("ref_latents"):
             return {}
-        probe = _packing_probe(self.native_class)
-        self.native_class._forward(probe, x, timestep, x.new_zeros(len(x), 0, 1), **references)
+        probe: Any = _PackingProbe(self.native_class, self.config["in_channels"])
+        text = x.new_zeros(len(x), 0, self.config["in_channels"])
+        self.native_class._forward(probe, x, timestep, text, **references)
         image_tokens = -(-x.shape[-2] // PATCH) * -(-x.shape[-1] // PATCH)
         tokens, ids = probe.tokens[:, image_tokens:], probe.ids[:, image_tokens:]
         if not tokens.shape[1]:
@@ -105,34 +106,35 @@ class Krea2(Bridge):
         return LatentScale(channels=16, temporal=4, spatial=8)
 
 
-def _packing_probe(native_class: type[Any]) -> Any:
-    """Return a stub for ComfyUI's transformer, which keeps what its first layer and its first block would get.
+class _PackingProbe:
+    """Stub for ComfyUI's transformer, whose layers return their input, and which keeps what its blocks would get.
 
-    After ``_forward`` it has ``tokens`` ``[B, S, C]``, their positions ``ids`` ``[B, S, 3]``, and ``timestep_zero``,
-    whether the references would have a timestep of 0.
+    Attributes:
+        tokens: packed tokens ``[B, S, in_channels]`` of the latent and the references.
+        ids: their positions ``[B, S, 3]``.
+        timestep_zero: whether the references would have a timestep of 0.
     """
-    probe = SimpleNamespace(patch=PATCH, tdim=PATCH, default_ref_method=None)
 
-    def first(tokens: Tensor) -> Tensor:
-        probe.tokens, probe.channels = tokens, tokens.shape[-1] // PATCH**2
+    patch = tdim = PATCH
+    default_ref_method = None
+
+    def __init__(self, native_class: type[Any], in_channels: int) -> None:
+        self.channels = in_channels // PATCH**2
+        self.process_img = partial(native_class.process_img, self)
+        self.blocks = (self._block,)
+
+    def first(self, tokens: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Return the input."""
         return tokens
 
-    def pe_embedder(ids: Tensor) -> Tensor:
-        probe.ids = ids
+    _unpack_context = txtfusion = txtmlp = tmlp = tproj = last = first
+
+    def pe_embedder(self, ids: Tensor) -> Tensor:
+        """Keep the positions."""
+        self.ids = ids
         return ids
 
-    def block(tokens: Tensor, *_: Any, timestep_zero_index: int | None = None, **__: Any) -> Tensor:
-        probe.timestep_zero = timestep_zero_index is not None
+    def _block(self, tokens: Tensor, *_: Any, timestep_zero_index: int | None = None, **__: Any) -> Tensor:
+        """Keep the tokens."""
+        self.tokens, self.timestep_zero = tokens, timestep_zero_index is not None
         return tokens
-
-    def unchanged(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-        return tensor
-
-    def text(context: Tensor) -> Tensor:
-        return context.new_zeros(len(context), 0, probe.tokens.shape[-1])
-
-    probe.first, probe.pe_embedder, probe.blocks = first, pe_embedder, (block,)
-    probe.tmlp = probe.tproj = probe.txtfusion = probe.last = probe._unpack_context = unchanged
-    probe.txtmlp = text
-    probe.process_img = lambda *args, **kwargs: native_class.process_img(probe, *args, **kwargs)
-    return probe
