@@ -58,7 +58,7 @@ def _without_method(random: Random) -> dict[str, Any]:
 def _case(**options: Any) -> Case:
     return Case(
         unet=UNET, transformer="Krea2Transformer2DModel", config=CONFIG, published={}, converted=_converted,
-        **{"latent": (2, 16, 1, 7, 5), "text": (11, 120), **options},
+        near_zero=(".bias", ".scale", ".lin"), **{"latent": (2, 16, 1, 7, 5), "text": (11, 120), **options},
     )  # fmt: skip
 
 
