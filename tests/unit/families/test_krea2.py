@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -79,7 +80,8 @@ def test_a_changed_flat_modulation_is_read_and_given_back(file, tmp_path):
     shapes = {each: tuple(tensor.shape) for each, tensor in tensors.items()}
     (original,) = read_original(file, "transformer", shapes, [name])
     assert torch.equal(original, tensors[name])
-    overlay, replaced = write_overlay(tmp_path, SimpleNamespace(state_dict=lambda: tensors), [name])
+    model: Any = SimpleNamespace(state_dict=lambda: tensors)
+    overlay, replaced = write_overlay(tmp_path, model, [name])
     changed = replaced[name].reshape(6, -1)
     header = overlay_file.read(Path(overlay.path), overlay.id, "transformer")
     source = WeightSource(file.stored("transformer"), NAME).with_overlay(header)
