@@ -115,7 +115,7 @@ def transformer_factor(class_name: str, dtype: torch.dtype = torch.bfloat16) -> 
         module = cls(**dict.fromkeys(layers, 2), **_PUBLISHED.get(class_name, {})).eval()
         config = dict(module.config)
         dims = len(family.describe(config).patch)
-        size = (*([_FRAMES] if dims == 3 else []), _ROWS, _ROWS)
+        size = (*([min(_FRAMES, variant.size[0])] if dims == 3 else []), _ROWS, _ROWS)
         shapes = examples.input_shapes(family, config, variant.inputs, batch=1, size=size, text=variant.text)
         filled = examples.fill(shapes, 0)
         inputs = {name: each.to(dtype) if each.is_floating_point() else each for name, each in filled.items()}

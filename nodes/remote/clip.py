@@ -36,6 +36,12 @@ _PREFIXES = {
 }
 """ComfyUI's prefixes of weight names by transformers' prefixes."""
 
+_QWEN3_VL = "visual.deepstack_merger_list."
+"""The beginning of a name that only Qwen3-VL has. ComfyUI takes it with the prefixes of transformers 5 alone."""
+
+_QWEN3_VL_PREFIXES = {"visual.": "model.visual.", "language_model.": "model.language_model."}
+"""These prefixes by those of the model without its language-model head."""
+
 
 def checkpoint_clip(handle: Handle, text: BackendText | CoreText, model: RemotePatcher) -> comfy.sd.CLIP:
     """Return the CLIP of a checkpoint."""
@@ -107,4 +113,6 @@ def _state_dict(checkpoint: Checkpoint, component: str, stored: StoredComponent)
 
 def with_comfyui_names(state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return a text encoder's weights under the names that ComfyUI expects."""
+    if any(name.removeprefix("model.").startswith(_QWEN3_VL) for name in state_dict):
+        return dict(comfy.utils.state_dict_prefix_replace(state_dict, dict(_QWEN3_VL_PREFIXES)))
     return dict(comfy.utils.state_dict_prefix_replace(state_dict, dict(_PREFIXES)))

@@ -119,6 +119,7 @@ class Architecture:
     convert: Converter | None = None
     unused: frozenset[str] = frozenset()
     one_first: Mapping[str, int] = field(default_factory=dict)
+    flat: Mapping[str, int] = field(default_factory=dict)
     expected: Callable[[Config], Mapping[str, tuple[Any, ...]]] = field(default=lambda config: {})
     foreign: Mapping[str, str] = field(default_factory=dict)
     pipeline: Callable[[Weights], str] = field(default=lambda weights: "")
@@ -138,8 +139,11 @@ class Architecture:
 
     def shape(self, name: str, stored: Shape) -> Shape:
         """Return the shape of a weight from its shape in a file."""
-        dims = self.one_first.get(re.sub(r"\.\d+(?=\.)", "", name), 0)
-        return (1,) * (dims - len(stored)) + stored
+        kind = re.sub(r"\.\d+(?=\.)", "", name)
+        rows = self.flat.get(kind, 0)
+        if rows and len(stored) == 1 and stored[0] % rows == 0:
+            return (rows, stored[0] // rows)
+        return (1,) * (self.one_first.get(kind, 0) - len(stored)) + stored
 
 
 def not_supported(what: str) -> InvalidRequest:

@@ -41,6 +41,7 @@ FAMILIES: Mapping[str, Row] = {
     "Flux2Transformer2DModel": Row(folder="flux2", name="Flux2"),
     "FluxTransformer2DModel": Row(folder="flux", name="Flux"),
     "HunyuanVideoTransformer3DModel": Row(folder="hunyuan_video", name="HunyuanVideo"),
+    "Krea2Transformer2DModel": Row(folder="krea2", name="Krea2"),
     "LTXVideoTransformer3DModel": Row(folder="ltx", name="LTXVideo"),
     "LatteTransformer3DModel": Row(folder="latte", name="Latte", in_files=False, within_frames=True),
     "MochiTransformer3DModel": Row(folder="mochi", name="Mochi"),

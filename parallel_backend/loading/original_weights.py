@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..checkpoint.architectures import find_architecture
 from ..checkpoint.checkpoint import Checkpoint
 from ..errors import InvalidRequest
 from .row_map import Rows, Shape
@@ -23,6 +24,7 @@ def read_original(
         InvalidRequest: the transformer has no such weight.
     """
     class_name = checkpoint.components[component]
+    architecture = find_architecture(class_name)
     source = WeightSource(checkpoint.stored(component), class_name)
     parts: dict[str, list[tuple[str, Rows]]] = {}
     for parameter, rows in comfyui_rows(shapes, class_name).items():
@@ -30,7 +32,8 @@ def read_original(
     for name in names:
         if name not in parts:
             raise InvalidRequest(f"{checkpoint.name} has no weight {name} that can be changed")
-        yield _joined(source, parts[name], shapes[name])
+        in_rows = shapes[name] if architecture is None else architecture.shape(name, tuple(shapes[name]))
+        yield _joined(source, parts[name], in_rows).reshape(shapes[name])
 
 
 def _joined(source: WeightSource, parts: Sequence[tuple[str, Rows]], shape: Shape) -> Tensor:

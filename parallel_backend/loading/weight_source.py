@@ -59,8 +59,9 @@ class WeightSource:
         """Return a source that reads changed weights where there are some, and the others as this one does."""
         rows = comfyui_rows(overlay.shapes, self._class_name)
         changed = {name: each for name, each in rows.items() if each.source in overlay.tensors}
+        tensors = in_shape(self._class_name, overlay.tensors)
         source = copy(self)
-        source._tensors = self._tensors | {_CHANGED + name: each for name, each in overlay.tensors.items()}
+        source._tensors = self._tensors | {_CHANGED + name: each for name, each in tensors.items()}
         renamed = {name: replace(each, source=_CHANGED + each.source) for name, each in changed.items()}
         source._rows = self._rows | renamed
         source.overlaid = frozenset(changed)
@@ -230,7 +231,8 @@ def comfyui_rows(shapes: Mapping[str, Shape], class_name: str) -> dict[str, Rows
     if architecture is not None and architecture.native:
         names = {architecture.published(name) for name in shapes}
         if all(mark in names for mark in architecture.native):
-            return published_rows(shapes, class_name)
+            in_rows = {name: architecture.shape(name, tuple(shape)) for name, shape in shapes.items()}
+            return published_rows(in_rows, class_name)
     return identity(shapes)
 
 

@@ -38,7 +38,7 @@ def architecture_of(class_name: str) -> Architecture:
 
 
 def in_shape(class_name: str, weights: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return a component's weights in the shapes that its class has, where GGUF files lack a dim."""
+    """Return a component's weights in the shapes that its class has, where files lack a dim."""
     found = find_architecture(class_name)
     if found is None:
         return dict(weights)

@@ -31,6 +31,7 @@ FAMILIES = (
     "wan t2v",
     pytest.param("qwen_image image", marks=pytest.mark.newest),
     pytest.param("z_image image", marks=pytest.mark.newest),
+    pytest.param("krea2 image", marks=pytest.mark.newest),
 )
 """Fused rows, rows under other names, diffusers' own names, and both."""
 BLOCKS = ("Q8_0", "Q4_1", "IQ4_NL", "Q5_0", "Q4_K")

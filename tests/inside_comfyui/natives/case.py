@@ -37,6 +37,7 @@ class Case:
         shorter: how many tokens the negative prompt is shorter.
         cfg: the guidance scale.
         pipeline: the class in ``model_index.json``.
+        near_zero: ends of the names of vectors that are near 0; the others are near 1.
         repair: corrects an error of ComfyUI's transformer that the backend does not share.
         patch: what a native node does to the MODEL before sampling.
     """
@@ -54,6 +55,7 @@ class Case:
     shorter: int = 3
     cfg: float = 4.0
     pipeline: str = "DiffusionPipeline"
+    near_zero: tuple[str, ...] = ("bias",)
     repair: Callable[[Any], None] = field(default=lambda module: None)
     patch: Callable[[Any], Any] = field(default=lambda model: model)
 
@@ -65,7 +67,9 @@ class Case:
         core_config.set_inference_dtype(dtype, None)
         model = core_config.get_model({})
         module = model.diffusion_model
-        weights = {name: random_weight(name, tensor, random) for name, tensor in module.state_dict().items()}
+        weights = {
+            name: random_weight(name, tensor, random, self.near_zero) for name, tensor in module.state_dict().items()
+        }
         module.load_state_dict(weights)
         self.repair(module)
         cpu = torch.device("cpu")
@@ -135,8 +139,11 @@ def by_map(weights: Weights, mapped: Mapping[str, Any], wanted: Sequence[str]) -
     return converted
 
 
-def random_weight(name: str, like: Tensor, random: Random) -> Tensor:
-    """Return a weight of the shape of ``like`` that keeps the magnitude of activations."""
+def random_weight(name: str, like: Tensor, random: Random, near_zero: tuple[str, ...] = ("bias",)) -> Tensor:
+    """Return a weight of the shape of ``like`` that keeps the magnitude of activations.
+
+    ``near_zero`` are ends of the names of vectors that are near 0. The others are near 1.
+    """
     if like.ndim > 1:
         return random(*like.shape) * like[0].numel() ** -0.5
-    return random(*like.shape) * 0.1 + (0.0 if name.endswith("bias") else 1.0)
+    return random(*like.shape) * 0.1 + (0.0 if name.endswith(near_zero) else 1.0)

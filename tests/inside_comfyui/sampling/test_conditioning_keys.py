@@ -26,7 +26,7 @@ from natives import CASES
 CLOSE, FAR = 1e-4, 1e-2
 CLASSES = (
     "Flux", "Flux2", "HunyuanVideo", "HunyuanVideoI2V", "LTXV", "GenmoMochi", "PixArt", "QwenImage", "SD3", "WAN21",
-    "WAN22", "Lumina2", "CogVideoX",
+    "WAN22", "Lumina2", "CogVideoX", "Krea2",
 )  # fmt: skip
 OF_SAMPLING = {"device", "noise", "seed", "latent_image", "denoise_mask"}
 """What ComfyUI adds itself."""

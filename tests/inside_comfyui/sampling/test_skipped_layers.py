@@ -19,7 +19,7 @@ NODES: dict[str, Callable[[Any], Any]] = {
     "DiTSimple": lambda model: SkipLayerGuidanceDiTSimple.execute(model, 0.0, 1.0, "0", "0, 1").args[0],
     "SD3": lambda model: SkipLayerGuidanceSD3().execute(model, "0", 3.0, 0.0, 1.0).args[0],
 }
-IGNORING = ("pixart", "z_image", "cogvideox")
+IGNORING = ("pixart", "z_image", "cogvideox", "krea2")
 """Families whose native class ignores replaced blocks."""
 PAIRS = [(name, node) for name in FIRST for node in NODES if node != "SD3" or name.startswith("sd3 ")]
 WITHOUT_EFFECT = [(name, "DiT") for name in HEAVY]

@@ -55,6 +55,16 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
         num_key_value_heads=8, head_dim=128,
     ),
+    "VL 4B": lambda: transformers.Qwen3VLConfig(
+        text_config={
+            "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        },
+        vision_config={
+            "depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "out_hidden_size": 2560,
+            "deepstack_visual_indexes": [5, 11, 17],
+        },
+    ),
     "llava": lambda: transformers.LlavaConfig(
         text_config=CONFIGS["8B"](), vision_config={"model_type": "clip_vision_model", "num_hidden_layers": 1}
     ),
@@ -84,7 +94,7 @@ def as_published(state: Weights) -> Weights:
 
 L, L_POOLED = ("CLIPTextModel", "L"), ("CLIPTextModelWithProjection", "L")
 G, XXL = ("CLIPTextModelWithProjection", "G"), ("T5EncoderModel", "XXL")
-CASES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+ALL_CASES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "flux": ("FLUX", (L, XXL)),
     "chroma": ("CHROMA", (XXL,)),
     "sd3": ("SD3", (L_POOLED, G, XXL)),
@@ -94,10 +104,14 @@ CASES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "qwen": ("QWEN_IMAGE", (("Qwen2_5_VLForConditionalGeneration", "7B"),)),
     "z-image": ("LUMINA2", (("Qwen3Model", "4B"),)),
     "z-image with its head": ("LUMINA2", (("Qwen3ForCausalLM", "4B"),)),
+    "krea": ("KREA2", (("Qwen3VLModel", "VL 4B"),)),
+    "krea with its head": ("KREA2", (("Qwen3VLForConditionalGeneration", "VL 4B"),)),
     "ltx": ("LTXV", (XXL,)),
     "mochi": ("MOCHI", (XXL,)),
     "pixart": ("PIXART", (XXL,)),
 }
+CASES = {name: case for name, case in ALL_CASES.items() if case[0] in comfy.sd.CLIPType.__members__}
+"""Those that this version of ComfyUI has."""
 
 
 UNUSED = {"FLUX": {"text_projection.weight"}, "HUNYUAN_VIDEO": {"text_projection.weight"}}
