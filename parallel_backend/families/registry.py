@@ -25,7 +25,8 @@ class Row:
         folder: its folder here. Its bridge is in the file of this name in ``nodes/families``.
         name: its class in ``transformer.py``, and its bridge's class.
         in_files: whether single files hold it. Then ``files.py`` has their ``ARCHITECTURE``.
-        own_module: whether its module class is in ``module.py`` of its folder, because diffusers has none.
+        own_module: whether its module class is in ``module.py`` of its folder, because neither diffusers nor ComfyUI
+            has the family.
     """
 
     folder: str

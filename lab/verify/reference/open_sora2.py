@@ -72,7 +72,7 @@ def forward(part: Part) -> Iterator[Difference]:
 def _inputs(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         LATENT: theirs["latent"],
-        TIMESTEP: theirs["timesteps"],
+        TIMESTEP: theirs["timesteps"] * 1000,
         "encoder_hidden_states": theirs["txt"],
         "pooled_projections": theirs["y_vec"],
         "concat": torch.cat([theirs["mask"], theirs["reference"]], dim=1),

@@ -25,7 +25,7 @@ _AXES = 3
 class OpenSora2(Flux):
     """Open-Sora 2.0 in three parts, of which Flux.1's layers are the largest.
 
-    Inputs, batch first: the latent ``[B, 16, T, H, W]``, the timestep ``[B]`` in 0..1, and
+    Inputs, batch first: the latent ``[B, 16, T, H, W]``, the timestep ``[B]`` in 0..1000, and
 
     - ``encoder_hidden_states`` ``[B, L, D]``: text from T5. No token is masked, padding neither;
     - ``pooled_projections`` ``[B, D]``: pooled text from CLIP;
@@ -34,7 +34,10 @@ class OpenSora2(Flux):
     """
 
     defaults: ClassVar[Mapping[str, Any]] = Flux.defaults
+    first_layer: ClassVar[str] = "x_embedder"
+    values_alive: ClassVar[float] = 18.3
     optional: ClassVar[tuple[str, ...]] = ("concat",)
+    time_factor: ClassVar[float] = 1.0
 
     @staticmethod
     def _describe(config: Mapping[str, Any]) -> Geometry:

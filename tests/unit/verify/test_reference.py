@@ -31,7 +31,7 @@ def folder(tmp_path):
     }  # fmt: skip
     tensors = {
         "odd.in.latent": inputs["hidden_states"],
-        "odd.in.timesteps": inputs["timestep"],
+        "odd.in.timesteps": inputs["timestep"] / 1000,
         "odd.in.txt": inputs["encoder_hidden_states"],
         "odd.in.y_vec": inputs["pooled_projections"],
         "odd.in.mask": inputs["concat"][:, :1],
