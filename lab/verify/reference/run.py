@@ -7,7 +7,7 @@ import torch
 
 from parallel_backend.errors import InvalidRequest
 
-from . import open_sora2
+from . import open_sora2, open_sora2_sampling
 from .difference import Difference
 from .part import Part
 
@@ -15,7 +15,10 @@ Kind = Callable[[Part], Iterator[Difference]]
 """Compares all cells of a part."""
 
 KINDS: Mapping[str, Kind] = {
+    "v20_dcae": open_sora2.refusal,
     "v20_forward": open_sora2.forward,
+    "v20_prompts": open_sora2_sampling.prompts,
+    "v20_sampling": open_sora2_sampling.sampling,
 }
 """By the name of the part's files."""
 
