@@ -239,6 +239,14 @@ def test_frames_that_do_not_fit_are_refused(frames: dict[str, Any], message: str
         video(**frames)
 
 
+def test_a_latent_of_another_size_is_refused_before_sampling(file: Path) -> None:
+    given, whole = video(start=image(1)), open_sora2.without_backend(file)
+    given["latent"] = {"samples": torch.zeros(1, 16, 4, 10, 9)}
+    with pytest.raises(InvalidRequest, match="are for a latent of 5x10x9, and the sampler's is 4x10x9"):
+        guided(whole, given)
+    assert not whole.model.diffusion_model.inputs
+
+
 def test_a_conditioning_without_pooled_text_is_refused(load: Callable[..., Any]) -> None:
     bare = [[prompt(1)[0][0], {}]]
     with pytest.raises(InvalidRequest, match="no pooled output"):
