@@ -65,7 +65,11 @@ def forward(part: Part) -> Iterator[Difference]:
         inputs = part.under(cell, "in")
         got, middle = _run(family, _inputs(inputs))
         for name, wanted in part.under(cell, "mid").items():
-            yield of_tensors(f"{part.name} {cell} {name}", _like(middle, name, wanted), wanted, FORWARD)
+            title = f"{part.name} {cell} {name}"
+            if name in middle:
+                yield of_tensors(title, _for_each_sample(middle[name], len(wanted)), wanted, FORWARD)
+            else:
+                yield Difference(cell=title, skipped="nothing of ours is the same value")
         packed = to_tokens(got, family.geometry.patch, "c pt ph pw")
         yield of_tensors(f"{part.name} {cell}", packed, part.tensor(f"{cell}.out"), FORWARD)
 
@@ -108,16 +112,9 @@ def _after_block(state: State, name: str, double: bool) -> dict[str, Tensor]:
     return {f"{name}.img": image, f"{name}.txt": text} if double else {name: torch.cat([text, image], dim=1)}
 
 
-def _like(middle: Mapping[str, Tensor], name: str, wanted: Tensor) -> Tensor:
-    """Return what we have of a name, for each sample where one table stands for all.
-
-    Raises:
-        InvalidRequest: nothing of ours has the name.
-    """
-    if name not in middle:
-        raise InvalidRequest(f"nothing of ours is called mid.{name}; known: {', '.join(middle)}")
-    got = middle[name]
-    return got.expand(len(wanted), *got.shape[1:]) if len(got) == 1 else got
+def _for_each_sample(value: Tensor, batch: int) -> Tensor:
+    """Return a value for each sample where one stands for all, as a table does."""
+    return value.expand(batch, *value.shape[1:]) if len(value) == 1 else value
 
 
 def refusal(part: Part) -> Iterator[Difference]:

@@ -93,6 +93,8 @@ class _Run:
             latent = latent + (following - time) * scales.combine(*velocities)
         if "latents" in middle:
             yield of_tensors(f"{title} latents", torch.stack(before), middle["latents"], SAMPLING)
+        for name in middle.keys() - {"cond", "velocity", "latents"}:
+            yield Difference(cell=f"{title} {name}", skipped="nothing of ours is the same value")
         yield of_tensors(title, self._result(latent), self.part.tensor(f"{self.cell}.out"), SAMPLING)
 
     def _guidance(self, scales: Mapping[str, Any]) -> Guidance:

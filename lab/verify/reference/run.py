@@ -35,6 +35,19 @@ def compare(folder: Path) -> Iterator[Difference]:
     with torch.no_grad():
         for part in parts:
             if part.name in KINDS:
-                yield from KINDS[part.name](part)
+                yield from _compared(part)
             else:
                 yield Difference(cell=part.name, skipped=f"another kind than {', '.join(KINDS)}")
+
+
+def _compared(part: Part) -> Iterator[Difference]:
+    """Yield a part's comparisons, of which there is one at least."""
+    compared = 0
+    try:
+        for difference in KINDS[part.name](part):
+            compared += not difference.skipped
+            yield difference
+    except KeyError as error:
+        raise InvalidRequest(f"{part.file} or the tensors beside it lack {error}") from error
+    if not compared:
+        raise InvalidRequest(f"{part.file} has nothing to compare")

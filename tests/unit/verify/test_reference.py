@@ -83,6 +83,21 @@ def test_a_result_that_is_no_number_fails(folder, capsys):
     assert verify(folder, capsys)[0] == 1
 
 
+def test_a_value_on_the_way_is_compared_or_skipped(folder, capsys):
+    tensors = load_file(folder / "v20_forward.safetensors")
+    family = families.family(NAME, "i2v")
+    embedded = torch.nn.functional.linear(
+        tensors["odd.in.txt"], family.module.context_embedder.weight, family.module.context_embedder.bias
+    )
+    save_file(tensors | {"odd.mid.txt_in": embedded, "odd.mid.other": embedded}, folder / "v20_forward.safetensors")
+    status, lines = verify(folder, capsys)
+    assert status == 0
+    assert any(line.startswith("equal    v20_forward odd txt_in: ") for line in lines)
+    assert "skipped  v20_forward odd other: nothing of ours is the same value" in lines
+    change(folder, "v20_forward", "odd.mid.txt_in", lambda value: value + 0.01)
+    assert verify(folder, capsys)[0] == 1
+
+
 def test_an_unknown_kind_is_skipped(folder, capsys):
     write(folder, "v99_forward", {}, {})
     assert "skipped  v99_forward" in verify(folder, capsys)[1][-2]
@@ -98,6 +113,20 @@ def test_a_tensor_that_is_missing_is_named(folder):
     described["tensors"]["even.in.latent"] = {}
     (folder / "v20_forward.json").write_text(json.dumps(described))
     with pytest.raises(InvalidRequest, match=r"lacks even\.in\.latent"):
+        list(run.compare(folder))
+
+
+def test_a_part_without_a_cell_is_refused(folder):
+    write(folder, "v20_forward", {"odd.out": torch.zeros(1)}, {"config": CONFIG, "weights": "model.safetensors"})
+    with pytest.raises(InvalidRequest, match="has nothing to compare"):
+        list(run.compare(folder))
+
+
+def test_a_config_without_a_number_is_refused(folder):
+    described = json.loads((folder / "v20_forward.json").read_text())
+    del described["config"]["theta"]
+    (folder / "v20_forward.json").write_text(json.dumps(described))
+    with pytest.raises(InvalidRequest, match="lack 'theta'"):
         list(run.compare(folder))
 
 
