@@ -48,8 +48,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def load(file: Path, load_remote: Callable[..., Loaded]) -> Callable[..., Any]:
-    """``load(layout)`` returns Parallel Loader's MODEL."""
+def load_model(file: Path, load_remote: Callable[..., Loaded]) -> Callable[..., Any]:
+    """``load_model(layout)`` returns Parallel Loader's MODEL."""
 
     def run(layout: str, devices: str = "0,1") -> Any:
         return load_remote(ParallelLayout.parse(layout), name=f"diffusion_models/{file.name}", devices=devices).model
@@ -94,7 +94,7 @@ LAYOUTS = ("ulysses=2", "cfg=2", "ring=2", "tensor=2", "pipe=2 patches=1")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_give_what_one_process_gives(kind: str, file: Path, load: Callable[..., Any]) -> None:
+def test_ranks_give_what_one_process_gives(kind: str, file: Path, load_model: Callable[..., Any]) -> None:
     given = KINDS[kind]()
     latent, options = given.pop("latent"), {**given, "cfg": 5.0}
     whole = open_sora2.without_backend(file)
@@ -103,21 +103,21 @@ def test_ranks_give_what_one_process_gives(kind: str, file: Path, load: Callable
         assert relative_error(ksampler(whole, latent, **options | other), reference) > 0.01
     places = list(KINDS).index(kind)
     for layout in (LAYOUTS[places], LAYOUTS[(places + 1) % len(LAYOUTS)]):
-        model = load(layout)
+        model = load_model(layout)
         for sample in (ksampler, parallel_sampler):
             error = relative_error(sample(model, latent, **options), reference)
             assert error < CLOSE, f"{sample.__name__}, {layout}: {error:.1e}"
 
 
-def test_an_image_is_made_without_given_frames(file: Path, load: Callable[..., Any]) -> None:
+def test_an_image_is_made_without_given_frames(file: Path, load_model: Callable[..., Any]) -> None:
     latent = EmptyHunyuanLatentVideo.execute(72, 80, 1).args[0]
     options = {"positive": prompt(1), "negative": prompt(2)}
     reference = ksampler(open_sora2.without_backend(file), latent, **options)
-    assert relative_error(parallel_sampler(load("ulysses=2"), latent, **options), reference) < CLOSE
+    assert relative_error(parallel_sampler(load_model("ulysses=2"), latent, **options), reference) < CLOSE
 
 
 @pytest.mark.parametrize("layout", ["tensor=2", "ulysses=2 shard_weights"])
-def test_loras_equal_comfyui(layout: str, file: Path, load: Callable[..., Any]) -> None:
+def test_loras_equal_comfyui(layout: str, file: Path, load_model: Callable[..., Any]) -> None:
     given = video(start=image(1))
     latent = given.pop("latent")
     whole = open_sora2.without_backend(file)
@@ -128,7 +128,7 @@ def test_loras_equal_comfyui(layout: str, file: Path, load: Callable[..., Any]) 
     unchanged = ksampler(whole, latent, **given)
     reference = ksampler(loras.on_model(whole, *changes), latent, **given)
     assert relative_error(unchanged, reference) > 100 * CLOSE
-    model = loras.on_model(load(layout), *changes)
+    model = loras.on_model(load_model(layout), *changes)
     for sample in (ksampler, parallel_sampler):
         assert relative_error(sample(model, latent, **given), reference) < CLOSE
 
@@ -150,12 +150,14 @@ def guided(model: Any, given: dict[str, Any], steps: int = 3, **options: Any) ->
 @pytest.mark.parametrize(
     ("kind", "layout"), [("both", "cfg=3"), ("first", "ulysses=3"), ("clip", "cfg=3"), ("text", "cfg=2")]
 )
-def test_the_guider_gives_what_one_process_gives(kind: str, layout: str, file: Path, load: Callable[..., Any]) -> None:
+def test_the_guider_gives_what_one_process_gives(
+    kind: str, layout: str, file: Path, load_model: Callable[..., Any]
+) -> None:
     given, whole = KINDS[kind](), open_sora2.without_backend(file)
     reference = guided(whole, given)
     assert relative_error(guided(whole, given, cfg_text=4.0), reference) > 0.01
     assert (relative_error(guided(whole, given, cfg_frames=1.0), reference) > 20 * CLOSE) == (kind != "text")
-    model = load(layout, devices="0,1,2")
+    model = load_model(layout, devices="0,1,2")
     assert relative_error(guided(model, given), reference) < CLOSE
 
 
@@ -247,10 +249,10 @@ def test_a_latent_of_another_size_is_refused_before_sampling(file: Path) -> None
     assert not whole.model.diffusion_model.inputs
 
 
-def test_a_conditioning_without_pooled_text_is_refused(load: Callable[..., Any]) -> None:
+def test_a_conditioning_without_pooled_text_is_refused(load_model: Callable[..., Any]) -> None:
     bare = [[prompt(1)[0][0], {}]]
     with pytest.raises(InvalidRequest, match="no pooled output"):
-        ksampler(load("ulysses=2"), video()["latent"], positive=bare, negative=bare)
+        ksampler(load_model("ulysses=2"), video()["latent"], positive=bare, negative=bare)
 
 
 def test_the_workflow_gives_what_one_process_gives(file: Path, backend: FreeingClient) -> None:

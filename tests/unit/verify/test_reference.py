@@ -89,7 +89,7 @@ def test_a_value_on_the_way_is_compared_or_skipped(folder, capsys):
     embedded = torch.nn.functional.linear(
         tensors["odd.in.txt"], family.module.context_embedder.weight, family.module.context_embedder.bias
     )
-    save_file(tensors | {"odd.mid.txt_in": embedded, "odd.mid.other": embedded}, folder / "v20_forward.safetensors")
+    save_file(tensors | {"odd.mid.txt_in": embedded, "odd.mid.other": embedded + 1}, folder / "v20_forward.safetensors")
     status, lines = verify(folder, capsys)
     assert status == 0
     assert any(line.startswith("equal    v20_forward odd txt_in: ") for line in lines)
