@@ -171,11 +171,13 @@ class _Run:
         return GivenFrames(given=samples[0].given, latent=torch.cat([each.latent for each in samples]))
 
 
-def _clips_of(clips: Mapping[str, Tensor], sample: int, places: tuple[bool, bool]) -> list[Tensor | None]:
+def _clips_of(
+    clips: Mapping[str, Tensor], sample: int, places: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
     """Return the clips at the start and the end of a sample. They are numbered sample by sample."""
     first = sample * sum(places)
-    numbers = (first, first + places[0])
-    return [clips[str(number)] if there else None for number, there in zip(numbers, places, strict=True)]
+    start = clips[str(first)] if places[0] else None
+    return start, clips[str(first + places[0])] if places[1] else None
 
 
 def _of(scales: Scales, name: str) -> float | Tensor:
