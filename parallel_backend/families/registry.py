@@ -26,12 +26,15 @@ class Row:
         name: its class in ``transformer.py``, and its bridge's class.
         in_files: whether single files hold it. Then ``files.py`` has their ``ARCHITECTURE``.
         within_frames: whether frames attend only to themselves (see ``Geometry``).
+        own_module: whether its module class is in ``module.py`` of its folder, because neither diffusers nor ComfyUI
+            has the family.
     """
 
     folder: str
     name: str
     in_files: bool = True
     within_frames: bool = False
+    own_module: bool = False
 
 
 FAMILIES: Mapping[str, Row] = {
@@ -39,6 +42,7 @@ FAMILIES: Mapping[str, Row] = {
     "CogVideoXTransformer3DModel": Row(folder="cogvideox", name="CogVideoX"),
     "DiTTransformer2DModel": Row(folder="dit", name="DiT", in_files=False),
     "Flux2Transformer2DModel": Row(folder="flux2", name="Flux2"),
+    "OpenSora2Transformer3DModel": Row(folder="open_sora2", name="OpenSora2", own_module=True),  # before Flux's marks
     "FluxTransformer2DModel": Row(folder="flux", name="Flux"),
     "HunyuanVideoTransformer3DModel": Row(folder="hunyuan_video", name="HunyuanVideo"),
     "Krea2Transformer2DModel": Row(folder="krea2", name="Krea2"),
@@ -51,7 +55,7 @@ FAMILIES: Mapping[str, Row] = {
     "WanTransformer3DModel": Row(folder="wan", name="Wan"),
     "ZImageTransformer2DModel": Row(folder="z_image", name="ZImage"),
 }
-"""Families by the name of their diffusers class."""
+"""Families by the name of their module class, in the order in which files are compared with their marks."""
 
 
 def row_of(class_name: str) -> Row:

@@ -20,6 +20,7 @@ GGUF = "parallel_backend/checkpoint/gguf_file.py"
 KERNELS, OPERATORS = (f"parallel_backend/attention/{name}.py" for name in ("kernels", "torch_operators"))
 STAND_INS = "nodes/remote/stand_in_layers.py"
 STOCK = "lab/verify/vae/stock.py"
+OPEN_SORA2 = "parallel_backend/families/open_sora2/module.py"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ CONVERTERS = tuple(
 USES = (
     Use("diffusers.loaders.single_file_utils", "parallel_backend/families/architecture.py"),
     *CONVERTERS,
+    Use("diffusers.configuration_utils.register_to_config", OPEN_SORA2, "init"),
+    Use("diffusers.models.embeddings.apply_rotary_emb", OPEN_SORA2,
+        "x, freqs_cis, *, use_real_unbind_dim, sequence_dim"),
+    Use("diffusers.models.transformers.transformer_flux.FluxAttnProcessor", OPEN_SORA2, ""),
+    Use("diffusers.models.transformers.transformer_flux.FluxPosEmbed", OPEN_SORA2, "*, theta, axes_dim"),
     Use("torch.Tensor._base", "nodes/remote/digests.py"),
     Use("torch._dynamo", "parallel_backend/loading/compiled_blocks.py"),
     Use("torch._inductor.config.compile_threads", "parallel_backend/rank/spare.py"),

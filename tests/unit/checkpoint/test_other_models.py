@@ -110,6 +110,7 @@ OTHER_MODELS: list[tuple[str, str, str]] = [
     ("HunyuanVideoTransformer3DModel", "image_projection.linear_1.weight", "HunyuanVideo FramePack"),
     ("HunyuanVideoTransformer3DModel", "cond_type_embedding.weight", "HunyuanVideo 1.5"),
     ("PixArtTransformer2DModel", "temporal_transformer_blocks.0.attn1.to_q.weight", "Latte"),
+    ("PixArtTransformer2DModel", "blocks.0.attn_temp.qkv.weight", "Open-Sora 1.0 or 1.1"),
     ("LTXVideoTransformer3DModel", "audio_proj_in.weight", "LTX-2 with audio"),
     ("LTXVideoTransformer3DModel", "transformer_blocks.0.audio_attn1.to_q.weight", "LTX-2 with audio"),
     ("LTXVideoTransformer3DModel", "keyframes_abs_pos_embedding", "LTX with positions of keyframes"),
