@@ -26,6 +26,7 @@ from parallel_backend.attention.routing import routed
 from parallel_backend.denoiser.attention_views import FullView
 from parallel_backend.distributed.mesh import alone
 from parallel_backend.engine.working_memory import first_width, vae_kind
+from parallel_backend.families.modules import module_class_of
 from parallel_backend.families.registry import FAMILIES, family_of
 from parallel_backend.interfaces.geometry import IMAGE
 from parallel_backend.loading.load import SUPPORTED
@@ -103,10 +104,8 @@ def _tensors(values: Any) -> list[Tensor]:
 
 def transformer_factor(class_name: str, dtype: torch.dtype = torch.bfloat16) -> float:
     """Return the peak bytes of a forward of diffusers' default size, for each value of the streams between blocks."""
-    import diffusers
-
     mesh = alone()
-    cls, family = getattr(diffusers, class_name), family_of(class_name)
+    cls, family = module_class_of(class_name), family_of(class_name)
     variant = next(iter(family.variants().values()))
     layers = [name for name in inspect.signature(cls).parameters if name in ("num_layers", "num_single_layers")]
     # Mochi picks out tokens by their values, which fake tensors lack.

@@ -25,11 +25,13 @@ class Row:
         folder: its folder here. Its bridge is in the file of this name in ``nodes/families``.
         name: its class in ``transformer.py``, and its bridge's class.
         in_files: whether single files hold it. Then ``files.py`` has their ``ARCHITECTURE``.
+        own_module: whether its module class is in ``module.py`` of its folder, because diffusers has none.
     """
 
     folder: str
     name: str
     in_files: bool = True
+    own_module: bool = False
 
 
 FAMILIES: Mapping[str, Row] = {
@@ -42,13 +44,14 @@ FAMILIES: Mapping[str, Row] = {
     "LTXVideoTransformer3DModel": Row(folder="ltx", name="LTXVideo"),
     "LatteTransformer3DModel": Row(folder="latte", name="Latte", in_files=False),
     "MochiTransformer3DModel": Row(folder="mochi", name="Mochi"),
+    "STDiT3": Row(folder="open_sora1", name="OpenSora1", own_module=True),  # before PixArt, whose marks it has
     "PixArtTransformer2DModel": Row(folder="pixart", name="PixArt"),
     "QwenImageTransformer2DModel": Row(folder="qwen_image", name="QwenImage"),
     "SD3Transformer2DModel": Row(folder="sd3", name="SD3"),
     "WanTransformer3DModel": Row(folder="wan", name="Wan"),
     "ZImageTransformer2DModel": Row(folder="z_image", name="ZImage"),
 }
-"""Families by the name of their diffusers class."""
+"""Families by the name of their module class, in the order in which files are compared with their marks."""
 
 
 def row_of(class_name: str) -> Row:

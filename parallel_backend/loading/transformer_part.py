@@ -9,6 +9,7 @@ from torch import nn
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..distributed.mesh import Axis, RankMesh
+from ..families.modules import module_class_of
 from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.state import State
@@ -119,12 +120,10 @@ def whole_sizes(checkpoint: Checkpoint, dtype: torch.dtype, component: str) -> P
 
 def _whole(checkpoint: Checkpoint, component: str, dtype: torch.dtype, source: WeightSource) -> nn.Module:
     """Return a whole transformer on the meta device after a check of its files."""
-    import diffusers
-
     from . import partial
     from .compressed_linear import keep_compressed
 
-    module_class = getattr(diffusers, checkpoint.components[component])
+    module_class = module_class_of(checkpoint.components[component])
     module = partial.empty(module_class, checkpoint.config(component), dtype)
     source.check(shapes_of(module), counted=not checkpoint.path.is_dir())
     keep_compressed(module, source)

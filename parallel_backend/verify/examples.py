@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidRequest
+from ..families.modules import module_class_of
 from ..families.registry import FAMILIES, family_of
 from ..interfaces.family import Family, Inputs, Variant
 from ..interfaces.geometry import LATENT, TIMESTEP
@@ -41,10 +42,8 @@ def random_module(class_name: str, config: Mapping[str, Any], seed: int = 0) -> 
 
     Weights have unit gain, and biases are not zero, so that no part of the result vanishes in rounding.
     """
-    import diffusers
-
     torch.manual_seed(seed)
-    module = getattr(diffusers, class_name)(**config)
+    module = module_class_of(class_name)(**config)
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim >= 2:

@@ -16,6 +16,7 @@ from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..checkpoint.opening import open_checkpoint
 from ..distributed import bfloat16, mesh
 from ..errors import InvalidRequest, OutOfMemory
+from ..families.modules import module_class_of
 from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.geometry import LATENT, TIMESTEP
@@ -205,10 +206,8 @@ def find_folder(model: str) -> Path:
 
 
 def _with_defaults(class_name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete a config with the defaults of diffusers' class."""
-    import diffusers
-
-    parameters = inspect.signature(getattr(diffusers, class_name).__init__).parameters.values()
+    """Complete a config with the defaults of its class."""
+    parameters = inspect.signature(module_class_of(class_name).__init__).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty} | dict(config)
 
 

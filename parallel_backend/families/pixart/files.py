@@ -100,7 +100,11 @@ ARCHITECTURE = Architecture(
     config=_config,
     convert=_convert,
     layers=_LAYERS,
-    foreign={"temporal_transformer_blocks.": "Latte"},
+    foreign={
+        "temporal_transformer_blocks.": "Latte",
+        "t_block_temp.": "Open-Sora 1.1, of which 1.2 and 2.0 can be used",
+        ".attn_temp.": "Open-Sora 1.0, of which 1.2 and 2.0 can be used",
+    },
     unused=frozenset({"y_embedder.y_embedding", "pos_embed", "pos_embed.pos_embed"}),
     renamed={
         "pos_embed.proj": "x_embedder.proj", "proj_out": "final_layer.linear",

@@ -5,10 +5,10 @@ import inspect
 from dataclasses import replace
 from functools import partial
 
-import diffusers
 import pytest
 import torch
 
+from parallel_backend.families.modules import module_class_of
 from parallel_backend.families.registry import FAMILIES, family_of
 from parallel_backend.interfaces.geometry import LATENT
 from parallel_backend.loading import partial as weights
@@ -17,7 +17,7 @@ from tests.support import families
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_defaults_are_those_of_the_class(name):
-    signature = inspect.signature(getattr(diffusers, name).__init__).parameters
+    signature = inspect.signature(module_class_of(name).__init__).parameters
     defaults = family_of(name).defaults
     theirs = {each: signature[each].default for each in defaults}
     assert {each: tuple(value) if isinstance(value, list) else value for each, value in theirs.items()} == defaults

@@ -2,13 +2,13 @@
 
 import itertools
 
-import diffusers
 import pytest
 import torch
 
 from lab.verify.forward import matrix
 from lab.verify.loops import run
 from parallel_backend.distributed.rank_speeds import grouped
+from parallel_backend.families.modules import module_class_of
 from parallel_backend.families.registry import family_of
 from parallel_backend.loading import partial
 from parallel_backend.strategies import stage_cut
@@ -16,7 +16,7 @@ from parallel_backend.verify import examples
 
 
 def empty(class_name, config):
-    return family_of(class_name)(partial.empty(getattr(diffusers, class_name), config, torch.float32))
+    return family_of(class_name)(partial.empty(module_class_of(class_name), config, torch.float32))
 
 
 def size(modules):
