@@ -35,7 +35,7 @@ _PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 _TRANSFORMER = ("model.diffusion_model.", "model.model.", "net.", "model.")
 """What a transformer's names may begin with. ComfyUI's ``unet_prefix_from_state_dict`` has the same ones."""
 
-_DESCRIBED = ("STDiT3",)
+_DESCRIBED = ("STDiT3", "VideoAutoencoderPipeline")
 """Classes that are published as a file of weights and a ``config.json`` beside it."""
 
 _MOST_BYTES = 1 << 20
@@ -47,7 +47,7 @@ _FEWEST = 6
 _VAE = ("vae.", "first_stage_model.")
 """What a VAE's names may begin with in files that hold a whole model."""
 
-_VAE_LAYERS = ("decoder.", "decoder_ema.")
+_VAE_LAYERS = ("decoder.", "decoder_ema.", "spatial_vae.")
 """Layers of a VAE that no transformer has."""
 
 Prefixes = dict[str, str]

@@ -90,6 +90,9 @@ class VAE(ABC):
     writes_each_unit: ClassVar[bool] = False
     """Whether ``decode`` writes frames in each progress unit. It writes all of them at the end otherwise."""
 
+    own_module: ClassVar[str] = ""
+    """The file beside this one that has the module's class; "" if diffusers has it."""
+
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 

@@ -12,7 +12,7 @@ _CHUNK = 17
 class OpenSora1(VAE):
     """``VideoAutoencoderPipeline``. ComfyUI has no VAE of it: its latents are here what the transformer takes."""
 
-    module_file: ClassVar[str] = "open_sora1_module"
+    own_module: ClassVar[str] = "open_sora1_module"
     writes_each_unit = True
 
     @property
@@ -55,7 +55,7 @@ class OpenSora1(VAE):
             write(frame)
             unit_done()
 
-        module.decode_chunks(latent, self.pixel_frames(latent.shape[2]), write_frame)
+        module.decode_frames(latent, self.pixel_frames(latent.shape[2]), write_frame)
 
     def encode(self, module: Any, pixels: Tensor, unit_done: UnitDone) -> Tensor:
         latent: Tensor = module.encode(pixels, unit_done)

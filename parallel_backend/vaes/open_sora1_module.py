@@ -19,7 +19,8 @@ SPATIAL_FACTOR = 0.18215
 
 _DEFAULT_SCALE, _DEFAULT_SHIFT = (3.85, 2.32, 2.33, 3.06), (-0.10, 0.34, 0.27, 0.98)
 
-Chunk = Callable[[Tensor], None]
+WriteFrame = Callable[[Tensor], None]
+"""Takes the next decoded frame, ``[B, 3, 1, H, W]``."""
 
 
 class CausalConv3d(nn.Module):
@@ -237,12 +238,18 @@ class VideoAutoencoderPipeline(ModelMixin, ConfigMixin):  # type: ignore[misc]
         means = [moments.chunk(2, dim=1)[0] for moments in self.encode_moments(pixels, frame_done)]
         return (torch.cat(means, dim=2) - self.shift) / self.scale
 
-    def decode_chunks(self, latent: Tensor, frames: int, write: Chunk) -> None:
-        """Decode a normalised latent ``[B, C, t, h, w]`` to pixels in -1..1.
+    def decode(self, latent: Tensor, frames: int) -> Tensor:
+        """Return pixels ``[B, 3, frames, H, W]`` in -1..1 of a normalised latent; see ``decode_frames``."""
+        decoded: list[Tensor] = []
+        self.decode_frames(latent, frames, decoded.append)
+        return torch.cat(decoded, dim=2)
+
+    def decode_frames(self, latent: Tensor, frames: int, write: WriteFrame) -> None:
+        """Decode a normalised latent ``[B, C, t, h, w]`` to pixels in -1..1, frame by frame.
 
         Args:
             frames: pixel frames.
-            write: takes each next frame, ``[B, 3, 1, H, W]``.
+            write: called for each frame.
         """
         spatial, size = self.spatial_vae.module, int(self.config.micro_frame_size)
         for part in (latent * self.scale + self.shift).split(self.chunk, dim=2):

@@ -22,7 +22,7 @@ from parallel_backend.loading import load
 from parallel_backend.protocol.messages import Decode, Encode
 from parallel_backend.protocol.model_spec import DType, ModelSpec
 from parallel_backend.protocol.tensors import DTYPES
-from parallel_backend.vaes import vae_of
+from parallel_backend.vaes import module_class_of, vae_of
 from parallel_backend.verify import real
 
 from . import kinds, stock
@@ -153,9 +153,7 @@ class VaeComparison:
 
     def wanted(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return diffusers' result in the form of a reply, but pixels in the VAE's own range, about -1..1."""
-        import diffusers
-
-        cls = getattr(diffusers, self.checkpoint.components["vae"])
+        cls = module_class_of(self.checkpoint.components["vae"])
         module = cls.from_pretrained(str(self.checkpoint.path), subfolder="vae", torch_dtype=dtype)
         module = stock.stock(module.to(self.device).eval(), self.vae)
         with torch.no_grad():

@@ -56,7 +56,7 @@ class OpenSora1(Family):
         "model_max_length": 300,
     }
     first_layer: ClassVar[str] = "x_embedder"
-    values_alive: ClassVar[float] = 24.4
+    values_alive: ClassVar[float] = 16.0
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = (TEXT_MASK, "frame_rate", "resolution", FRAMES_MASK)
 
