@@ -8,6 +8,10 @@ from .class_label import ParallelClassLabel
 from .layout import ParallelLayoutNode
 from .loader import ParallelLoader
 from .model import ParallelModel
+from .open_sora2.guider import ParallelOpenSora2Guider
+from .open_sora2.prompt import ParallelOpenSora2Prompt
+from .open_sora2.times import ParallelOpenSora2Sampling
+from .open_sora2.video import ParallelOpenSora2Video
 from .sampler import ParallelSampler
 from .vae import ParallelVAE, ParallelVAEDecode, ParallelVAEEncode
 
@@ -21,5 +25,6 @@ class ParallelDiT(ComfyExtension):  # type: ignore[misc]
         fingerprint()
         return [
             ParallelLoader, ParallelModel, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode,
-            ParallelVAEEncode, ParallelVAE, ParallelClassLabel,
+            ParallelVAEEncode, ParallelVAE, ParallelClassLabel, ParallelOpenSora2Prompt, ParallelOpenSora2Video,
+            ParallelOpenSora2Sampling, ParallelOpenSora2Guider,
         ]  # fmt: skip

@@ -26,6 +26,8 @@ from .forward.matrix import Cell
 from .forward.memory import Growth
 from .loops import quality
 from .loops.run import Loop, LoopVerifier, loops
+from .reference import difference
+from .reference import run as references
 from .vae.kinds import WIDTH
 from .vae.run import VaeCase, compare
 
@@ -73,6 +75,10 @@ def _add_other_comparisons(parser: argparse.ArgumentParser) -> None:
         help="instead: compare a VAE whose rows are split over --ranks N with diffusers' own; KIND is a small random "
         "VAE such as image or wan21, or a checkpoint's folder",
     )  # fmt: skip
+    parser.add_argument(
+        "--reference", metavar="FOLDER", type=Path,
+        help="instead: compare with the reference tensors of another implementation that a folder holds",
+    )  # fmt: skip
     parser.add_argument("--encode", action="store_true", help="with --vae: encode instead of decode")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"),
@@ -85,6 +91,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the comparisons that the options ask for and return the exit status."""
     disable_tf32()
     check_least(options, {"text_tokens": 1, "ranks": 1, "width": 8})
+    if options.reference:
+        return _run_reference(options)
     if options.vae:
         return _run_vae(options)
     if options.encode or options.width is not None or options.dtype:
@@ -110,6 +118,13 @@ def _run_memory(options: argparse.Namespace) -> int:
     if options.json:
         print(msgspec.json.encode([asdict(growth) | {"failed": growth.failed} for growth in results]).decode())
     return int(any(growth.failed for growth in results))
+
+
+def _run_reference(options: argparse.Namespace) -> int:
+    unsupported = _set_options(options) - {"reference", "json"}
+    if unsupported:
+        raise InvalidRequest(f"--reference has its own models and inputs: leave {', '.join(sorted(unsupported))} out")
+    return difference.show(references.compare(options.reference), as_json=options.json)
 
 
 def _run_vae(options: argparse.Namespace) -> int:

@@ -15,7 +15,6 @@ import comfy.supported_models_base
 import torch
 from comfy.ldm.modules.diffusionmodules.util import make_beta_schedule
 from comfy.model_sampling import rescale_zero_terminal_snr_sigmas
-from safetensors import safe_open
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -80,6 +79,10 @@ class Schedule:
             zero_snr=bool(config["rescale_betas_zero_snr"]),
         )
 
+    def settings(self) -> dict[str, Any]:
+        """Return ComfyUI's ``sampling_settings``."""
+        return {**self.betas, "zsnr": self.zero_snr}
+
     def sigmas(self) -> Tensor:
         """Return the sigmas, ``[timesteps]``.
 
@@ -91,6 +94,27 @@ class Schedule:
         betas = make_beta_schedule(settings.pop("beta_schedule"), settings.pop("timesteps"), **settings)
         sigmas: Tensor = (self.snr_shift * (1.0 / torch.cumprod(1.0 - betas, dim=0) - 1.0)) ** 0.5
         return rescale_zero_terminal_snr_sigmas(sigmas) if self.zero_snr else sigmas
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowSchedule:
+    """A rectified flow's schedule: ComfyUI's ``FLOW``, where the model predicts noise minus image.
+
+    Attributes:
+        shift: of the times, unless a node such as *ModelSamplingSD3* sets another.
+        multiplier: what the transformer takes for the time 1.
+    """
+
+    shift: float
+    multiplier: float
+    prediction: ClassVar[comfy.model_base.ModelType] = comfy.model_base.ModelType.FLOW
+
+    def settings(self) -> dict[str, Any]:
+        """Return ComfyUI's ``sampling_settings``."""
+        return {"shift": self.shift, "multiplier": self.multiplier}
+
+    def sigmas(self) -> None:
+        """ComfyUI computes them from the settings."""
 
 
 DDIM_DEFAULTS: dict[str, Any] = {
@@ -110,7 +134,9 @@ class CustomModel(comfy.model_base.BaseModel):  # type: ignore[misc]
 
     def __init__(self, config: "CustomConfig") -> None:
         super().__init__(config, model_type=config.schedule.prediction)
-        self.model_sampling.set_sigmas(config.schedule.sigmas())
+        sigmas = config.schedule.sigmas()
+        if sigmas is not None:
+            self.model_sampling.set_sigmas(sigmas)
 
     @override
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
@@ -136,8 +162,8 @@ class CustomConfig(comfy.supported_models_base.BASE):  # type: ignore[misc]
     def __init__(self, bridge: "CustomBridge") -> None:
         super().__init__(bridge.unet_config())
         self.bridge, self.latent_format = bridge, bridge.latent_format()
-        self.schedule = Schedule.from_checkpoint(bridge.checkpoint, bridge.scheduler_defaults)
-        self.sampling_settings = {**self.schedule.betas, "zsnr": self.schedule.zero_snr}
+        self.schedule = bridge.schedule()
+        self.sampling_settings = self.schedule.settings()
 
     @override
     def get_model(self, state_dict: Any, prefix: str = "", device: Any = None) -> CustomModel:
@@ -177,7 +203,7 @@ class TransformerSignature:
 
 
 class CustomBridge(Bridge):
-    """The bridge of a family that ComfyUI does not have. Weights have diffusers' names.
+    """The bridge of a family that ComfyUI does not have. Weights have the names that the checkpoint gives them.
 
     Attributes:
         model_class: the class of the model that ComfyUI samples with.
@@ -193,6 +219,10 @@ class CustomBridge(Bridge):
     @abstractmethod
     def latent_format(self) -> Any:
         """Return a ``comfy.latent_formats.LatentFormat``."""
+
+    def schedule(self) -> Schedule | FlowSchedule:
+        """Return the noise schedule. By default it is that of the checkpoint's scheduler."""
+        return Schedule.from_checkpoint(self.checkpoint, self.scheduler_defaults)
 
     def unet_config(self) -> dict[str, Any]:
         """ComfyUI detects nothing here: other nodes read this from the model's config."""
@@ -211,12 +241,10 @@ class CustomBridge(Bridge):
 
     def weights(self, module: nn.Module | None) -> MetaWeights:
         """Shapes come from the headers of the checkpoint's files."""
-        weights = {}
-        for file in sorted((self.checkpoint.path / "transformer").glob("*.safetensors")):
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118
-                    shape = tensors.get_slice(name).get_shape()
-                    weights[name] = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        stored = self.checkpoint.weights("transformer")
+        weights = {
+            name: torch.empty(tensor.shape, dtype=torch.bfloat16, device="meta") for name, tensor in stored.items()
+        }
         linear = (name for name, tensor in weights.items() if tensor.ndim == 2 and name.endswith(".weight"))
         return MetaWeights(tensors=weights, linear=frozenset(name for name in linear if "embedding_table" not in name))
 

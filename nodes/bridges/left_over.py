@@ -34,7 +34,8 @@ def _without_use(bridge: Bridge, checkpoint: SingleFile) -> frozenset[str]:
     if architecture.native and not checkpoint.stored("transformer").native:
         return known
     module = bridge.module(bridge.core_config().unet_config)
-    assert module is not None
+    if module is None:  # ComfyUI does not have the family
+        return known
     used = {architecture.published(name) for name in module.state_dict()}
     names = checkpoint.weights("transformer").keys() - architecture.unused
     return known | {name for name in names if architecture.published(name) not in used}

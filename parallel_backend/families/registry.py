@@ -25,7 +25,8 @@ class Row:
         folder: its folder here. Its bridge is in the file of this name in ``nodes/families``.
         name: its class in ``transformer.py``, and its bridge's class.
         in_files: whether single files hold it. Then ``files.py`` has their ``ARCHITECTURE``.
-        own_module: whether its module class is in ``module.py`` of its folder, because diffusers has none.
+        own_module: whether its module class is in ``module.py`` of its folder, because neither diffusers nor ComfyUI
+            has the family.
     """
 
     folder: str
@@ -39,6 +40,7 @@ FAMILIES: Mapping[str, Row] = {
     "CogVideoXTransformer3DModel": Row(folder="cogvideox", name="CogVideoX"),
     "DiTTransformer2DModel": Row(folder="dit", name="DiT", in_files=False),
     "Flux2Transformer2DModel": Row(folder="flux2", name="Flux2"),
+    "OpenSora2Transformer3DModel": Row(folder="open_sora2", name="OpenSora2", own_module=True),  # before Flux's marks
     "FluxTransformer2DModel": Row(folder="flux", name="Flux"),
     "HunyuanVideoTransformer3DModel": Row(folder="hunyuan_video", name="HunyuanVideo"),
     "LTXVideoTransformer3DModel": Row(folder="ltx", name="LTXVideo"),

@@ -16,6 +16,7 @@ class Family:
     folder: str
     name: str
     in_files: bool
+    in_core: bool
     title: str
 
 
@@ -28,12 +29,14 @@ class Step:
         pattern: the regular expression that the file then holds.
         sentence: what is said about a family without it.
         of_files: whether it concerns only families that single files hold.
+        of_core: whether it concerns only families that ComfyUI has.
     """
 
     file: str
     pattern: str
     sentence: str
     of_files: bool = False
+    of_core: bool = False
 
 
 _TRANSFORMER, _FILES = (
@@ -41,7 +44,7 @@ _TRANSFORMER, _FILES = (
     "parallel_backend/families/{folder}/files.py",
 )
 STEPS = (
-    Step(file=_TRANSFORMER, pattern=r"class {name}\(Family\)",
+    Step(file=_TRANSFORMER, pattern=r"class {name}\(\w+\)",
          sentence="{folder}: write class {name}(Family) in its transformer.py"),
     Step(file=_TRANSFORMER, pattern=r"    defaults: ClassVar",
          sentence="{folder}: list diffusers' defaults in the class attribute defaults"),
@@ -57,11 +60,11 @@ STEPS = (
          sentence="{folder}: give ARCHITECTURE a converter of the original names, or none of those in native"),
     Step(file="nodes/families/{folder}.py", pattern=r"class {name}\(",
          sentence="{folder}: write its bridge, class {name}, in nodes/families/{folder}.py"),
-    Step(file="scripts/core_contract/lists/families/{folder}.py", pattern=r"ENTRIES = \(", of_files=True,
+    Step(file="scripts/core_contract/lists/families/{folder}.py", pattern=r"ENTRIES = \(", of_files=True, of_core=True,
          sentence="{folder}: list what its bridge relies on in scripts/core_contract/lists/families/{folder}.py"),
-    Step(file="tests/inside_comfyui/natives/{folder}.py", pattern=r"CASES = \{{", of_files=True,
+    Step(file="tests/inside_comfyui/natives/{folder}.py", pattern=r"CASES = \{{", of_files=True, of_core=True,
          sentence="{folder}: make tiny models of ComfyUI's own class in tests/inside_comfyui/natives/{folder}.py"),
-    Step(file="tests/inside_comfyui/natives/{folder}.py", pattern=r"SAMPLING = ", of_files=True,
+    Step(file="tests/inside_comfyui/natives/{folder}.py", pattern=r"SAMPLING = ", of_files=True, of_core=True,
          sentence="{folder}: name its ModelSampling node in tests/inside_comfyui/natives/{folder}.py"),
     Step(file="tests/inside_comfyui/text/test_clip.py", pattern=r'\("{clip_type}", \(', of_files=True,
          sentence="{folder}: list its text encoders' published shapes in tests/inside_comfyui/text/test_clip.py"),
@@ -79,7 +82,10 @@ def families(root: Path) -> Iterator[Family]:
     text = (root / REGISTRY).read_text(encoding="utf-8")
     for folder, name, rest in re.findall(r'": Row\(folder="(\w+)", name="(\w+)"(.*)\),', text):
         title = re.match(r'"""([\w.-]+)', _text(root, _TRANSFORMER.format(folder=folder)))
-        yield Family(folder=folder, name=name, in_files=not rest, title=title[1] if title else name)
+        yield Family(
+            folder=folder, name=name, in_files="in_files=False" not in rest, in_core="own_module=True" not in rest,
+            title=title[1] if title else name,
+        )  # fmt: skip
 
 
 def missing(root: Path) -> Iterator[str]:
@@ -90,7 +96,8 @@ def missing(root: Path) -> Iterator[str]:
             yield NO_ROW.format(folder=path.parent.name)
     for family in listed:
         for step in STEPS:
-            if (family.in_files or not step.of_files) and not found(root, step, family):
+            concerns = (family.in_files or not step.of_files) and (family.in_core or not step.of_core)
+            if concerns and not found(root, step, family):
                 yield filled(step.sentence, root, family)
 
 

@@ -51,6 +51,8 @@ class Flux(Family):
     values_alive: ClassVar[float] = 18.3
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
     optional: ClassVar[tuple[str, ...]] = ("guidance", "concat", "reference", "reference_ids")
+    time_factor: ClassVar[float] = 1000.0
+    """What the timestep is multiplied by before it is embedded."""
 
     @staticmethod
     def _describe(config: Mapping[str, Any]) -> Geometry:
@@ -102,7 +104,7 @@ class Flux(Family):
         """
         module, text = self.module, inputs["encoder_hidden_states"].to(self.dtype)
         _, image_ids = self._tokens(inputs)
-        times = [inputs[TIMESTEP].float() * 1000]
+        times = [inputs[TIMESTEP].float() * self.time_factor]
         if "guidance" in inputs:
             times.append(inputs["guidance"].to(self.dtype) * 1000)
         pooled = inputs["pooled_projections"].to(self.dtype)
@@ -130,7 +132,7 @@ class Flux(Family):
             hidden_states=tokens,
             encoder_hidden_states=text.to(self.dtype),
             pooled_projections=inputs["pooled_projections"].to(self.dtype),
-            timestep=inputs[TIMESTEP],
+            timestep=inputs[TIMESTEP] * (self.time_factor / 1000),
             img_ids=image_ids,
             txt_ids=image_ids.new_zeros(text.shape[1], _AXES),
             guidance=inputs.get("guidance"),

@@ -15,6 +15,7 @@ from any_folder_name.nodes.bridges.bridge import Bridge
 from any_folder_name.nodes.bridges.custom_model import TransformerSignature
 from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
+from any_folder_name.parallel_backend.families.modules import module_class_of
 from natives import HAS_COGVIDEOX
 from natives.case import Random, random_weight, seeded
 from torch import Tensor, nn
@@ -52,7 +53,7 @@ class CustomCase:
 
     def module(self) -> Any:
         """Return diffusers' module with random weights that keep every part above rounding errors."""
-        random, module = seeded(0), getattr(diffusers, self.transformer)(**self.config)
+        random, module = seeded(0), module_class_of(self.transformer)(**self.config)
         module.load_state_dict(
             {name: random_weight(name, value, random) for name, value in module.state_dict().items()}
         )

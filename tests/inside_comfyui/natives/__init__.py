@@ -1,4 +1,4 @@
-"""Tiny native models of the families, by family and variant: the files here of families that single files hold."""
+"""Tiny native models of the families, by family and variant: of those that ComfyUI and single files have."""
 
 from importlib import import_module
 
@@ -8,7 +8,7 @@ from any_folder_name.parallel_backend.families.registry import FAMILIES
 from natives.case import Case
 
 MODULES = sorted(
-    (import_module(f"natives.{row.folder}") for row in FAMILIES.values() if row.in_files),
+    (import_module(f"natives.{row.folder}") for row in FAMILIES.values() if row.in_files and not row.own_module),
     key=lambda module: hasattr(module, "SINCE"),
 )
 """The families' files. A case has the same place in ``CASES`` everywhere: what not every version has comes last.

@@ -1,0 +1,37 @@
+"""``python -m lab verify --reference FOLDER``."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from parallel_backend.errors import InvalidRequest
+
+from . import open_sora2
+from .difference import Difference
+from .part import Part
+
+Kind = Callable[[Part], Iterator[Difference]]
+"""Compares all cells of a part."""
+
+KINDS: Mapping[str, Kind] = {
+    "v20_forward": open_sora2.forward,
+}
+"""By the name of the part's files."""
+
+
+def compare(folder: Path) -> Iterator[Difference]:
+    """Compare every part of a folder, in one process and in float32.
+
+    Raises:
+        InvalidRequest: there is no part of a known kind, or one cannot be read.
+    """
+    parts = [part for part in map(Part, sorted(folder.glob("*.json"))) if "tensors" in part.described]
+    if not any(part.name in KINDS for part in parts):
+        raise InvalidRequest(f"{folder} has no reference of a known kind; known: {', '.join(KINDS)} (.json)")
+    with torch.no_grad():
+        for part in parts:
+            if part.name in KINDS:
+                yield from KINDS[part.name](part)
+            else:
+                yield Difference(cell=part.name, skipped=f"another kind than {', '.join(KINDS)}")
