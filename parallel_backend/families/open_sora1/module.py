@@ -322,13 +322,17 @@ class STDiT3(ModelMixin, ConfigMixin):  # type: ignore[misc]
         """Return the number of patches along each dim of a latent of that size, padded to whole patches."""
         return tuple(-(-length // patch) for length, patch in zip(size, self.config.patch_size, strict=True))
 
+    def whole_patches(self, latent: Tensor) -> Tensor:
+        """Fill up the last patches of a latent ``[B, C, T, H, W]`` with zeros."""
+        missing = [-length % patch for length, patch in zip(latent.shape[2:], self.config.patch_size, strict=True)]
+        return F.pad(latent, [side for last in reversed(missing) for side in (0, last)])
+
     def embed_patches(self, latent: Tensor, height: Tensor, width: Tensor) -> Tensor:
         """Return tokens ``[B * T, S, D]`` with their positions in the frame.
 
-        Zeros fill up the last patches. Height and width are numbers of pixels, as tensors without dims.
+        Height and width are numbers of pixels, as tensors without dims.
         """
-        missing = [-length % patch for length, patch in zip(latent.shape[2:], self.config.patch_size, strict=True)]
-        tokens: Tensor = self.x_embedder(F.pad(latent, [side for last in reversed(missing) for side in (0, last)]))
+        tokens: Tensor = self.x_embedder(self.whole_patches(latent))
         scale = (height.float() * width.float()).sqrt() / self.config.input_sq_size
         positions = sinusoidal_positions(self.grid(latent.shape[2:])[1:], scale, tokens.shape[-1])
         return tokens + positions.to(tokens.dtype)

@@ -16,6 +16,7 @@ from ...interfaces.state import State
 from ...interfaces.tensor_cuts import ColumnParallel, Cuts, HeadCounts, RowParallel
 from ..shared.patchify import check_mask, check_text, check_vector, to_latent
 from ..shared.streams import TEXT_MASK, at_least_one
+from .times import generated
 
 PIXELS = 8
 """Pixels of the video per row and per column of the latent."""
@@ -26,7 +27,8 @@ IMAGE_RATE = 120.0
 DEFAULT_RATE = 24.0
 """Frames a second of a video, unless an input says another number."""
 
-FRAMES_MASK = "frames_mask"
+GENERATED = "generated"
+"""Name of the input that says which frames are generated."""
 
 
 class OpenSora1(Family):
@@ -38,11 +40,13 @@ class OpenSora1(Family):
     - ``encoder_hidden_states_mask`` ``[B, L]``: True for text tokens that are not padding. Without it none is;
     - ``frame_rate`` ``[B]``: frames a second, by default 24, and 120 for a single frame;
     - ``resolution`` ``[B, 2]``: height and width in pixels, by default the latent's. The first sample's count;
-    - ``frames_mask`` ``[B, T]``: True for frames that are generated, False for those that are given.
+    - ``generated`` ``[B, T]``: 1 for a frame that is generated, 0 for one that is given, and between them the part of
+      the times from which on an edited frame is generated.
 
-    The module predicts data minus noise, and this family the opposite, as ComfyUI's flow models do. A token of the
-    image stream is one patch position in all frames, and the stream is ``[B * T, S, D]``: spatial attention goes through
-    the attention seam, and temporal attention stays on the rank.
+    The module predicts data minus noise, and this family the opposite, as ComfyUI's flow models do.
+
+    A token of the image stream is one patch position in all frames. The stream is ``[B * T, S, D]``, so that spatial
+    attention goes through the attention seam and temporal attention stays on the rank.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -58,7 +62,7 @@ class OpenSora1(Family):
     first_layer: ClassVar[str] = "x_embedder"
     values_alive: ClassVar[float] = 16.0
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
-    optional: ClassVar[tuple[str, ...]] = (TEXT_MASK, "frame_rate", "resolution", FRAMES_MASK)
+    optional: ClassVar[tuple[str, ...]] = (TEXT_MASK, "frame_rate", "resolution", GENERATED)
 
     @staticmethod
     def _describe(config: Mapping[str, Any]) -> Geometry:
@@ -103,7 +107,7 @@ class OpenSora1(Family):
         check_mask(TEXT_MASK, shapes, text)
         if len(shapes.get("frame_rate", (1,))) != 1:
             raise InvalidRequest(f"frame_rate of shape {list(shapes['frame_rate'])}: [batch] is needed")
-        for name, width in (("resolution", 2), (FRAMES_MASK, frames)):
+        for name, width in (("resolution", 2), (GENERATED, frames)):
             if name in shapes:
                 check_vector(name, shapes[name], width)
         return Extent(
@@ -117,7 +121,7 @@ class OpenSora1(Family):
         """A block is a pair of a spatial and a temporal layer."""
         spatial, temporal = self.module.spatial_blocks, self.module.temporal_blocks
         pairs = list(zip(spatial, temporal, strict=True))
-        blocks = [Block(run=partial(_run_pair, *pair), modules=pair) for pair in pairs]
+        blocks = [Block(run=partial(self._run_pair, *pair), modules=pair) for pair in pairs]
         return blocks, [AttentionSite(module=layer.attn, streams=(IMAGE,)) for layer in spatial]
 
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -128,7 +132,7 @@ class OpenSora1(Family):
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """Fill up the last patches with zeros, as the authors do."""
         module, frames = self.module, inputs[LATENT].shape[2]
-        times = module.embed_time(inputs[TIMESTEP].float(), self._rate(inputs), frames, inputs.get(FRAMES_MASK))
+        times = module.embed_time(inputs[TIMESTEP].float(), self._rate(inputs), frames, self.generated_frames(inputs))
         cos, sin = module.rope(frames)
         context = {
             "embedded": times.embedded,
@@ -146,13 +150,18 @@ class OpenSora1(Family):
 
     def head(self, state: State) -> Tensor:
         """A token has the values of all frames. Those after the velocity's have no use."""
+        pixels, channels = math.prod(self.geometry.patch), self.geometry.out_channels
+        by_pixel = rearrange(self.values(state), "n s (p c) -> n s p c", p=pixels)[..., :channels]
+        return -rearrange(by_pixel, "(b t) s p c -> b s (t p c)", b=len(state.context["embedded"]))
+
+    def values(self, state: State) -> Tensor:
+        """Return all values that the module predicts for its tokens, ``[B * T, S, values]``."""
         from .module import Times
 
-        context, channels = state.context, self.geometry.out_channels
+        context = state.context
         named = {name: context[name] for name in ("embedded", "given", "modulation")}
-        values = self.module.final_layer(state.streams[IMAGE], Times(**named, x_mask=context.get("x_mask")))
-        by_pixel = rearrange(values, "n s (p c) -> n s p c", p=math.prod(self.geometry.patch))[..., :channels]
-        return -rearrange(by_pixel, "(b t) s p c -> b s (t p c)", b=len(context["embedded"]))
+        values: Tensor = self.module.final_layer(state.streams[IMAGE], Times(**named, x_mask=context.get("x_mask")))
+        return values
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
         """Crop the padding."""
@@ -171,9 +180,24 @@ class OpenSora1(Family):
             height,
             width,
             mask=inputs.get(TEXT_MASK),
-            x_mask=inputs.get(FRAMES_MASK),
+            x_mask=self.generated_frames(inputs),
         )
         return -out[:, : self.geometry.out_channels]
+
+    def generated_frames(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
+        """Return which frames are generated at the timestep, bool ``[B, T]``; None if all always are."""
+        return generated(inputs[GENERATED].float(), inputs[TIMESTEP].float()) if GENERATED in inputs else None
+
+    def through(self, layer: nn.Module, state: State) -> State:
+        """Return the state behind a layer. A rank may hold no token."""
+        context, local_tokens = state.context, state.streams[IMAGE].shape[1]
+        tokens = at_least_one(state.streams[IMAGE])
+        rotation = (context["cos"], context["sin"])
+        tokens = layer(tokens, context["modulation"], context["text"], context.get("text_mask"), rotation)
+        return state.with_streams(**{IMAGE: tokens[:, :local_tokens]})
+
+    def _run_pair(self, spatial: nn.Module, temporal: nn.Module, state: State) -> State:
+        return self.through(temporal, self.through(spatial, state))
 
     def _resolution(self, inputs: Mapping[str, Tensor]) -> Tensor:
         latent = inputs[LATENT]
@@ -195,7 +219,7 @@ class OpenSora1(Family):
         small = {"hidden_size": 128, "num_heads": 16, "depth": 2, "caption_channels": 32, "model_max_length": 12}
         inputs: Inputs = {"encoder_hidden_states": ("text", "caption_channels")}
         masked: Inputs = {**inputs, TEXT_MASK: ("text",), "frame_rate": ()}
-        given: Inputs = {**masked, FRAMES_MASK: ("frames",)}
+        given: Inputs = {**masked, GENERATED: ("frames",)}
         plain = {**small, "qk_norm": False, "pred_sigma": False, "mlp_ratio": 3.0}
         return {
             "video": Variant(config=small, size=(3, 9, 13), text=7, inputs=masked),
@@ -203,15 +227,6 @@ class OpenSora1(Family):
             "one frame": Variant(config=small, size=(1, 9, 13), text=7, inputs=inputs),
             "without norms": Variant(config=plain, size=(3, 9, 13), text=7, inputs=masked),
         }
-
-
-def _run_pair(spatial: nn.Module, temporal: nn.Module, state: State) -> State:
-    context, local_tokens = state.context, state.streams[IMAGE].shape[1]
-    tokens = at_least_one(state.streams[IMAGE])
-    rotation = (context["cos"], context["sin"])
-    for layer in (spatial, temporal):
-        tokens = layer(tokens, context["modulation"], context["text"], context.get("text_mask"), rotation)
-    return state.with_streams(**{IMAGE: tokens[:, :local_tokens]})
 
 
 def _check_supported(width: int, heads: int, patch: Sequence[int]) -> None:
