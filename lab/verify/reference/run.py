@@ -7,7 +7,7 @@ import torch
 
 from parallel_backend.errors import InvalidRequest
 
-from . import open_sora1, open_sora1_vae, open_sora2
+from . import open_sora1, open_sora1_sampling, open_sora1_vae, open_sora2
 from .difference import Difference
 from .part import Part
 
@@ -17,6 +17,7 @@ Kind = Callable[[Part], Iterator[Difference]]
 KINDS: Mapping[str, Kind] = {
     "v12_forward": open_sora1.forward,
     "v12_prompts": open_sora1.prompts,
+    "v12_sampling": open_sora1_sampling.sampling,
     "v12_vae_small": open_sora1_vae.compare,
     "v12_vae_full": open_sora1_vae.compare,
     "v20_forward": open_sora2.forward,
