@@ -27,6 +27,12 @@ def shift(height: int, width: int, frames: int) -> float:
     return math.sqrt(height * width / _SQUARE**2) * math.sqrt(latents)
 
 
+def latent_frames(frames: int) -> int:
+    """Return how many latent frames a video of ``frames`` frames has: 5 for each 17, and 1 for up to 4 of the rest."""
+    chunks, rest = divmod(frames, _CHUNK)
+    return chunks * _LATENTS - (-rest // _GROUP)
+
+
 def generated(values: Tensor, timestep: Tensor) -> Tensor:
     """Return which frames are generated at a timestep, bool ``[B, T]``; the others are given.
 
