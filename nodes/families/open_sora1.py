@@ -55,8 +55,8 @@ def generated_frames(mask: Tensor) -> Tensor:
     by_frame = mask[:, 0].flatten(2)
     if bool((by_frame.amax(2) - by_frame.amin(2) > 1e-3).any()):
         raise InvalidRequest(
-            "the latent's mask covers a part of a frame, and Open-Sora keeps or generates whole frames: use a mask that "
-            "has one value in each frame, as Open-Sora 1.2 Video makes it"
+            "the latent's mask covers a part of a frame, and Open-Sora keeps or generates whole frames: use a mask "
+            "that has one value in each frame, as Open-Sora 1.2 Video makes it"
         )
     return by_frame.mean(2)
 

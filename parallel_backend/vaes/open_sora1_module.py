@@ -53,7 +53,8 @@ class ResBlock(nn.Module):
         """Return ``[B, out, T, H, W]`` for ``[B, channels, T, H, W]``."""
         inner = self.conv1(F.silu(self.norm1(values)))
         inner = self.conv2(F.silu(self.norm2(inner)))
-        return inner + (self.conv3(values) if hasattr(self, "conv3") else values)
+        out: Tensor = inner + (self.conv3(values) if hasattr(self, "conv3") else values)
+        return out
 
 
 def _blocks(channels: int, out: int, count: int, groups: int) -> nn.ModuleList:
@@ -187,7 +188,7 @@ class VideoAutoencoderPipeline(ModelMixin, ConfigMixin):  # type: ignore[misc]
     scale: Tensor
     shift: Tensor
 
-    @register_to_config
+    @register_to_config  # type: ignore[untyped-decorator]
     def __init__(
         self,
         block_out_channels: Sequence[int] = (128, 256, 512, 512),
@@ -215,7 +216,8 @@ class VideoAutoencoderPipeline(ModelMixin, ConfigMixin):  # type: ignore[misc]
     @property
     def chunk(self) -> int:
         """Latent frames of a whole chunk."""
-        return -(-int(self.config.micro_frame_size) // self.temporal_vae.group)
+        group: int = self.temporal_vae.group
+        return -(-int(self.config.micro_frame_size) // group)
 
     def encode_moments(self, pixels: Tensor, frame_done: Callable[[], None] = lambda: None) -> Iterator[Tensor]:
         """Yield the temporal mean and log variance of each chunk of pixels ``[B, 3, T, H, W]`` in -1..1.

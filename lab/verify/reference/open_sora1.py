@@ -121,7 +121,8 @@ def _on_the_way(family: OpenSora1, inputs: Mapping[str, Tensor], wanted: Mapping
 
 
 def _by_sample(tokens: Tensor, batch: int) -> Tensor:
-    return tokens.unflatten(0, (batch, -1)).flatten(1, 2)
+    by_sample: Tensor = tokens.unflatten(0, (batch, -1)).flatten(1, 2)
+    return by_sample
 
 
 _SCORED = re.compile(r" (aesthetic score|motion score|camera motion): ([\w. ]+?)\.(?= [a-z]+ [a-z]+:|$)")

@@ -83,7 +83,8 @@ class _Run:
 
     def _velocity(self, latent: Tensor, time: Tensor) -> Tensor:
         prompt, null = (predict(self.family, each) for each in self._branches(latent, time))
-        return null + self.described["cfg"] * (prompt - null)
+        guided: Tensor = null + self.described["cfg"] * (prompt - null)
+        return guided
 
     def _predictions(self, latent: Tensor, time: Tensor) -> Tensor:
         return torch.cat([stock(self.family, each) for each in self._branches(latent, time)])

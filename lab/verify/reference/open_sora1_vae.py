@@ -77,7 +77,8 @@ def drawn(module: Any, video: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
     chunks = [module.temporal_vae.encode(part) for part in latents.split(module.config.micro_frame_size, dim=2)]
     mean, log_variance = torch.cat(chunks, dim=2).chunk(2, dim=1)
     std = torch.exp(0.5 * log_variance.clamp(-30.0, 20.0))
-    return (mean + std * noise["temporal"] - module.shift) / module.scale
+    normalised: Tensor = (mean + std * noise["temporal"] - module.shift) / module.scale
+    return normalised
 
 
 def _decoding(part: Part, module: Any, cell: str) -> Iterator[Difference]:

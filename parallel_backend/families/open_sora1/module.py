@@ -115,7 +115,8 @@ class SpatialBlock(nn.Module):
         frames = len(tokens) // len(text)
         by_sample = rearrange(tokens, "(b t) s d -> b (t s) d", t=frames)
         tokens = tokens + rearrange(self.cross_attn(by_sample, text, mask), "b (t s) d -> (b t) s d", t=frames)
-        return tokens + mlp_gate * self.mlp(_modulated(self.norm2(tokens), mlp_shift, mlp_scale))
+        out: Tensor = tokens + mlp_gate * self.mlp(_modulated(self.norm2(tokens), mlp_shift, mlp_scale))
+        return out
 
     def attend(self, tokens: Tensor, batch: int, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return the output of self-attention within each frame. ``batch`` is the number of samples."""
@@ -129,7 +130,8 @@ class TemporalBlock(SpatialBlock):
     def attend(self, tokens: Tensor, batch: int, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return the output of self-attention along time."""
         by_position = rearrange(tokens, "(b t) s d -> (b s) t d", b=batch)
-        return rearrange(self.attn(by_position, rotation), "(b s) t d -> (b t) s d", b=batch)
+        attended: Tensor = self.attn(by_position, rotation)
+        return rearrange(attended, "(b s) t d -> (b t) s d", b=batch)
 
 
 class PatchEmbedder(nn.Module):
@@ -141,7 +143,8 @@ class PatchEmbedder(nn.Module):
 
     def forward(self, latent: Tensor) -> Tensor:
         """Return tokens ``[B * T, S, D]`` of a latent ``[B, C, T, H, W]`` of whole patches."""
-        return rearrange(self.proj(latent), "b d t h w -> (b t) (h w) d").contiguous()
+        patches: Tensor = self.proj(latent)
+        return rearrange(patches, "b d t h w -> (b t) (h w) d").contiguous()
 
 
 class NumberEmbedder(nn.Module):
@@ -155,7 +158,8 @@ class NumberEmbedder(nn.Module):
         """Return the embedding ``[..., D]`` of numbers ``[...]``."""
         waves = get_timestep_embedding(numbers.flatten().float(), _WAVES, flip_sin_to_cos=True, downscale_freq_shift=0)
         embedded: Tensor = self.mlp(waves.to(self.mlp[0].weight.dtype))
-        return embedded.unflatten(0, numbers.shape)
+        out: Tensor = embedded.unflatten(0, numbers.shape)
+        return out
 
 
 class CaptionEmbedder(nn.Module):
@@ -226,6 +230,7 @@ class RotaryFrequencies(nn.Module):
     def __init__(self, head_dim: int) -> None:
         super().__init__()
         powers = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        self.freqs: Tensor
         self.register_buffer("freqs", _BASE**-powers, persistent=False)
 
     def forward(self, frames: int) -> tuple[Tensor, Tensor]:
@@ -251,7 +256,7 @@ class STDiT3(ModelMixin, ConfigMixin):  # type: ignore[misc]
         qk_norm: whether queries and keys are normalised.
     """
 
-    @register_to_config
+    @register_to_config  # type: ignore[untyped-decorator]
     def __init__(
         self,
         input_sq_size: int = 512,
@@ -315,8 +320,9 @@ class STDiT3(ModelMixin, ConfigMixin):  # type: ignore[misc]
         values = self.final_layer(tokens, times)
         sizes = dict(zip(("pt", "ph", "pw"), self.config.patch_size, strict=True))
         pattern = "(b t) (h w) (pt ph pw c) -> b c (t pt) (h ph) (w pw)"
-        out = rearrange(values, pattern, t=grid[0], h=grid[1], w=grid[2], **sizes)
-        return out[:, :, :, :rows, :columns]
+        out: Tensor = rearrange(values, pattern, t=grid[0], h=grid[1], w=grid[2], **sizes)
+        cropped: Tensor = out[:, :, :, :rows, :columns]
+        return cropped
 
     def grid(self, size: Any) -> tuple[int, ...]:
         """Return the number of patches along each dim of a latent of that size, padded to whole patches."""
