@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.modules import module_class_of
 from parallel_backend.families.open_sora2.files import ARCHITECTURE
@@ -117,3 +118,13 @@ def _like(middle: Mapping[str, Tensor], name: str, wanted: Tensor) -> Tensor:
         raise InvalidRequest(f"nothing of ours is called mid.{name}; known: {', '.join(middle)}")
     got = middle[name]
     return got.expand(len(wanted), *got.shape[1:]) if len(got) == 1 else got
+
+
+def refusal(part: Part) -> Iterator[Difference]:
+    """Check that the file of weights, which are for another VAE, is refused in one sentence."""
+    try:
+        open_checkpoint(part.file.parent / part.entry("weights"))
+    except InvalidRequest as error:
+        yield Difference(cell=f"{part.name} refused", note=str(error))
+    else:
+        yield Difference(cell=f"{part.name} refused", error=1.0, note="the file is taken for a model that is supported")

@@ -7,7 +7,7 @@ import torch
 
 from parallel_backend.errors import InvalidRequest
 
-from . import open_sora1, open_sora1_sampling, open_sora1_vae, open_sora2
+from . import open_sora1, open_sora1_sampling, open_sora1_vae, open_sora2, open_sora2_sampling
 from .difference import Difference
 from .part import Part
 
@@ -20,7 +20,10 @@ KINDS: Mapping[str, Kind] = {
     "v12_sampling": open_sora1_sampling.sampling,
     "v12_vae_small": open_sora1_vae.compare,
     "v12_vae_full": open_sora1_vae.compare,
+    "v20_dcae": open_sora2.refusal,
     "v20_forward": open_sora2.forward,
+    "v20_prompts": open_sora2_sampling.prompts,
+    "v20_sampling": open_sora2_sampling.sampling,
 }
 """By the name of the part's files."""
 

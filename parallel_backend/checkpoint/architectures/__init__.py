@@ -150,6 +150,8 @@ def _recognised(
         _refuse_other_settings(architecture, config, weights)
         pipeline = architecture.pipeline(weights)
         return Recognised(class_name=architecture.class_name, config=config, native=native, pipeline=pipeline)
+    except InvalidRequest:  # the architecture has a sentence of its own
+        raise
     except (LookupError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
         raise InvalidRequest(
             f"the file looks like {architecture.class_name}, but lacks a weight or has one of another shape ({error}): "

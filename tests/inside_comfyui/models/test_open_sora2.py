@@ -2,15 +2,24 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import comfy.samplers
 import folder_paths
 import pytest
 import torch
+from any_folder_name.nodes.open_sora2.guider import ParallelOpenSora2Guider
+from any_folder_name.nodes.open_sora2.prompt import ParallelOpenSora2Prompt
+from any_folder_name.nodes.open_sora2.times import ParallelOpenSora2Sampling
 from any_folder_name.nodes.open_sora2.video import ParallelOpenSora2Video
+from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.families.open_sora2.times import times
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from comfy_extras.nodes_custom_sampler import SamplerCustomAdvanced
 from comfy_extras.nodes_hunyuan import EmptyHunyuanLatentVideo
-from helpers import open_sora2
+from comfy_extras.nodes_wan import WanImageToVideo
+from helpers import loras, open_sora2
 from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
 from natives.case import seeded
 
@@ -94,3 +103,132 @@ def test_an_image_is_made_without_given_frames(file: Path, load: Callable[..., A
     options = {"positive": prompt(1), "negative": prompt(2)}
     reference = ksampler(open_sora2.without_backend(file), latent, **options)
     assert relative_error(parallel_sampler(load("ulysses=2"), latent, **options), reference) < CLOSE
+
+
+@pytest.mark.parametrize("layout", ["tensor=2", "ulysses=2 shard_weights"])
+def test_loras_equal_comfyui(layout: str, file: Path, load: Callable[..., Any]) -> None:
+    given = video(start=image(1))
+    latent = given.pop("latent")
+    whole = open_sora2.without_backend(file)
+    changes = [
+        (loras.plain(whole, dialect, rank=4, seed=seed, alpha=3.0), strength)
+        for dialect, seed, strength in (("diffusion_model.", 1, 0.7), ("lora_unet_", 2, -0.4))
+    ]
+    unchanged = ksampler(whole, latent, **given)
+    reference = ksampler(loras.on_model(whole, *changes), latent, **given)
+    assert relative_error(unchanged, reference) > 100 * CLOSE
+    model = loras.on_model(load(layout), *changes)
+    for sample in (ksampler, parallel_sampler):
+        assert relative_error(sample(model, latent, **given), reference) < CLOSE
+
+
+def guided(model: Any, given: dict[str, Any], steps: int = 3, **options: Any) -> torch.Tensor:
+    """Sample with the guider."""
+    arguments = {"cfg_text": 5.0, "cfg_frames": 3.0, "oscillation": True, **options}
+    guider = ParallelOpenSora2Guider.execute(model, given["positive"], given["negative"], **arguments).args[0]
+    sigmas = comfy.samplers.calculate_sigmas(model.get_model_object("model_sampling"), "simple", steps)
+    latent = given["latent"]["samples"]
+    noise = SimpleNamespace(seed=5, generate_noise=lambda latent: seeded(5)(*latent["samples"].shape))
+    sampler = comfy.samplers.sampler_object("euler")
+    out: torch.Tensor = SamplerCustomAdvanced.execute(noise, guider, sampler, sigmas, {"samples": latent}).args[0][
+        "samples"
+    ]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("both", "cfg=3"), ("first", "ulysses=3"), ("clip", "cfg=3"), ("text", "cfg=2")]
+)
+def test_the_guider_gives_what_one_process_gives(kind: str, layout: str, file: Path, load: Callable[..., Any]) -> None:
+    given, whole = KINDS[kind](), open_sora2.without_backend(file)
+    reference = guided(whole, given)
+    assert relative_error(guided(whole, given, cfg_text=4.0), reference) > 0.01
+    assert (relative_error(guided(whole, given, cfg_frames=1.0), reference) > 20 * CLOSE) == (kind != "text")
+    model = load(layout, devices="0,1,2")
+    assert relative_error(guided(model, given), reference) < CLOSE
+
+
+def test_a_guided_step_is_the_formula(file: Path) -> None:
+    given, whole = KINDS["first"](), open_sora2.without_backend(file)
+    result = guided(whole, given, steps=1)
+    calls = whole.model.diffusion_model.inputs
+    family = whole.model.diffusion_model._family[0]
+    noise = seeded(5)(*given["latent"]["samples"].shape)
+    (positive_prompt,), (negative_prompt,) = prompt(1), prompt(2, tokens=5)
+    frames = given["positive"][0][1]
+    known = 1 - frames["concat_mask"]
+    concat = torch.cat([known, frames["concat_latent_image"] * 0.476986], dim=1)
+
+    def velocity(embedding: Any, concat: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = family.stock({
+            "hidden_states": noise, "timestep": torch.tensor([1000.0]), "encoder_hidden_states": embedding[0],
+            "pooled_projections": embedding[1]["pooled_output"], "concat": concat,
+        })  # fmt: skip
+        return out
+
+    empty, negative, positive = (
+        velocity(negative_prompt, torch.zeros_like(concat)), velocity(negative_prompt, concat),
+        velocity(positive_prompt, concat),
+    )  # fmt: skip
+    ramp = torch.linspace(1.0, 3.0, 5).reshape(1, 1, -1, 1, 1)
+    expected = (noise - (empty + ramp * (negative - empty) + 5.0 * (positive - negative))) / 0.476986
+    expected[:, :, :1] = frames["concat_latent_image"][:, :, :1]
+    assert relative_error(result, expected) < 1e-5
+    assert sum(len(call["hidden_states"]) for call in calls) == 3
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("text", 11 * 2 + 1 + 2 + 1), ("first", 11 * 3 + 1 + 3 + 1)])
+def test_steps_that_are_not_guided_compute_one_branch(kind: str, calls: int, file: Path) -> None:
+    given, whole = video(**({} if kind == "text" else {"start": image(1)})), open_sora2.without_backend(file)
+    guided(whole, given, steps=14)
+    assert sum(len(call["hidden_states"]) for call in whole.model.diffusion_model.inputs) == calls
+    whole.model.diffusion_model.inputs.clear()
+    guided(whole, given, steps=14, oscillation=False)
+    assert sum(len(call["hidden_states"]) for call in whole.model.diffusion_model.inputs) == 14 * (3 - (kind == "text"))
+
+
+def test_comfyuis_own_node_gives_first_frames(file: Path) -> None:
+    """HunyuanVideo's VAE is causal, so the latent of the first frame is that of an image alone."""
+    alone, others, prompts = seeded(8)(1, 16, 1, 10, 9), seeded(9)(1, 16, 4, 10, 9), (prompt(1), prompt(2))
+    for_images, for_videos = (
+        SimpleNamespace(encode=lambda pixels, latent=latent: latent, spacial_compression_encode=lambda: 8)
+        for latent in (alone, torch.cat([alone, others], dim=2))
+    )
+    theirs = WanImageToVideo.execute(*prompts, for_videos, 72, 80, 17, 1, start_image=image(1)).args
+    ours = ParallelOpenSora2Video.execute(*prompts, for_images, **SIZE, batch_size=1, start=image(1)).args
+    whole, latent = open_sora2.without_backend(file), {"samples": torch.zeros(1, 16, 5, 10, 9)}
+    results = [ksampler(whole, latent, positive=each[0], negative=each[1]) for each in (theirs, ours)]
+    assert torch.equal(*results)
+
+
+def test_the_shift_is_that_of_the_latents_size(file: Path) -> None:
+    model, latent = open_sora2.without_backend(file), {"samples": torch.zeros(1, 16, 33, 24, 42)}
+    shifted = ParallelOpenSora2Sampling.execute(model, latent).args[0]
+    sigmas = comfy.samplers.calculate_sigmas(shifted.get_model_object("model_sampling"), "simple", 50)
+    assert (sigmas - torch.tensor(times(50, (33, 24, 42)))).abs().max() < 1e-6
+    unshifted = comfy.samplers.calculate_sigmas(model.get_model_object("model_sampling"), "simple", 50)
+    assert (sigmas - unshifted).abs().max() < 1e-6, "the default is the shift for 129 frames of 336 x 192"
+    with pytest.raises(InvalidRequest, match="is no video"):
+        ParallelOpenSora2Sampling.execute(model, {"samples": torch.zeros(1, 16, 24, 42)})
+
+
+def test_a_prompt_gets_its_ends() -> None:
+    assert ParallelOpenSora2Prompt.execute("a cat", 24, 4).args[0] == "a cat. 24 FPS. 4 motion score."
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ({"start": image(1, frames=10)}, "start has 10 frames, .* give 9 frames"),
+        ({"start": image(1, frames=17)}, "the given frames take 5 latent frames, and the video has 5"),
+    ],
+)
+def test_frames_that_do_not_fit_are_refused(frames: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        video(**frames)
+
+
+def test_a_conditioning_without_pooled_text_is_refused(load: Callable[..., Any]) -> None:
+    bare = [[prompt(1)[0][0], {}]]
+    with pytest.raises(InvalidRequest, match="no pooled output"):
+        ksampler(load("ulysses=2"), video()["latent"], positive=bare, negative=bare)

@@ -1,5 +1,6 @@
 """``verify --reference`` on small folders of references that are made here."""
 
+import itertools
 import json
 
 import pytest
@@ -106,3 +107,83 @@ def test_another_setting_of_the_authors_class_is_refused(folder):
     (folder / "v20_forward.json").write_text(json.dumps(described))
     with pytest.raises(InvalidRequest, match="use_liger_rope False is not supported"):
         list(run.compare(folder))
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    pairs = [{"prompt": "rain", "with 16 fps": "rain. 16 FPS.", "and motion score 7": "rain. 16 FPS. 7 motion score."}]
+    (tmp_path / "v20_prompts.json").write_text(json.dumps({"tensors": {}, "pairs": pairs}))
+    return tmp_path
+
+
+def test_prompts_are_compared(prompts, capsys):
+    assert verify(prompts, capsys)[0] == 0
+    file = prompts / "v20_prompts.json"
+    file.write_text(file.read_text().replace('7 motion score."', '7 motion score"'))
+    status, lines = verify(prompts, capsys)
+    assert status == 1
+    assert "'rain. 16 FPS. 7 motion score.' != 'rain. 16 FPS. 7 motion score'" in lines[1]
+
+
+TIMES = [1.0, 0.7, 0.4, 0.0]
+
+
+@pytest.fixture
+@torch.no_grad()
+def samplings(folder):
+    """The folder with a sampling of two videos with given first frames, as explicit steps compute it."""
+    family, noise = families.family(NAME, "i2v"), torch.randn(2, 16, 3, 4, 6)
+    text, pooled = torch.randn(3, 5, 64), torch.randn(3, 32)
+    clips = [torch.randn(1, 16, 1, 4, 6) for _ in range(2)]
+    given = torch.zeros(2, 17, 3, 4, 6)
+    given[:, :, :1] = torch.stack([torch.cat([torch.ones(1, 1, 4, 6), clip[0]]) for clip in clips])
+    latent = noise
+    ramps = [[1.0, 2.0, 3.0], [1.0, 1 + 2 / 3, 1 + 4 / 3], [1.0, 1 + 1 / 3, 1 + 2 / 3]]
+    for step, (now, then) in enumerate(itertools.pairwise(TIMES)):
+        positive, negative, empty = (
+            family.stock({
+                "hidden_states": latent, "timestep": torch.full((2,), now) * 1000, "concat": concat,
+                "encoder_hidden_states": text[rows], "pooled_projections": pooled[rows],
+            })
+            for rows, concat in (([0, 1], given), ([2, 2], given), ([2, 2], torch.zeros_like(given)))
+        )  # fmt: skip
+        ramp = torch.tensor(ramps[step]).reshape(1, 1, 3, 1, 1)
+        velocity = empty + ramp * (negative - empty) + 5.0 * (positive - negative)
+        latent = latent + (then - now) * velocity
+    latent[0, :, 0] = clips[0][0, :, 0]
+    tensors = {"two.in.noise": noise, "two.out": latent}
+    tensors |= {f"two.in.reference.{i}": clip for i, clip in enumerate(clips)}
+    for name, values in (("t5", text), ("clip", pooled)):
+        tensors |= {f"two.in.{name}.{key}": values[i] for i, key in enumerate(("positive.0", "positive.1", "negative"))}
+    run = {
+        "kind": "i2v_head", "steps": 3, "times": TIMES, "guidance": {"text": [5.0] * 3, "image": ramps},
+    }  # fmt: skip
+    write(folder, "v20_sampling", tensors, {"config": CONFIG, "weights": "model.safetensors", "runs": {"two": run}})
+    (folder / "v20_forward.json").unlink()
+    return folder
+
+
+def test_a_sampling_is_compared(samplings, capsys):
+    _, lines = verify(samplings, capsys)
+    failed = [line for line in lines if line.startswith("FAILED")]
+    assert [line.partition(": ")[0] for line in failed] == ["FAILED   v20_sampling two times"]  # they are made up here
+    assert any(line.startswith("equal    v20_sampling two: ") for line in lines)
+
+
+@pytest.mark.parametrize("key", ["in.noise", "in.reference.0", "in.t5.negative", "in.clip.positive.1", "out"])
+def test_a_changed_sampling_fails(key, samplings, capsys):
+    change(samplings, "v20_sampling", f"two.{key}", lambda value: value + 0.01)
+    _, lines = verify(samplings, capsys)
+    assert any(line.startswith("FAILED   v20_sampling two: ") for line in lines)
+
+
+def test_a_model_for_the_other_vae_is_to_be_refused(folder, capsys):
+    (folder / "v20_dcae.json").write_text(json.dumps({"tensors": {}, "weights": "model.safetensors"}))
+    assert verify(folder, capsys)[0] == 1
+    weights = load_file(folder / "model.safetensors")
+    weights["cond_in.weight"] = torch.zeros(384, 65)
+    save_file(weights, folder / "model.safetensors")
+    (folder / "v20_forward.json").unlink()
+    status, lines = verify(folder, capsys)
+    assert status == 0
+    assert "model.safetensors: Open-Sora 2.0 for the video DC-AE is not supported (cond_in takes 65 values)" in lines[0]
