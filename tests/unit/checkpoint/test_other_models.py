@@ -109,6 +109,8 @@ OTHER_MODELS: list[tuple[str, str, str]] = [
     ("HunyuanVideoTransformer3DModel", "clean_x_embedder.proj.weight", "HunyuanVideo FramePack"),
     ("HunyuanVideoTransformer3DModel", "image_projection.linear_1.weight", "HunyuanVideo FramePack"),
     ("HunyuanVideoTransformer3DModel", "cond_type_embedding.weight", "HunyuanVideo 1.5"),
+    ("PixArtTransformer2DModel", "blocks.0.attn_temp.qkv.weight", "Open-Sora 1.0"),
+    ("PixArtTransformer2DModel", "t_block_temp.1.weight", "Open-Sora 1.1"),
     ("PixArtTransformer2DModel", "temporal_transformer_blocks.0.attn1.to_q.weight", "Latte"),
     ("LTXVideoTransformer3DModel", "audio_proj_in.weight", "LTX-2 with audio"),
     ("LTXVideoTransformer3DModel", "transformer_blocks.0.audio_attn1.to_q.weight", "LTX-2 with audio"),
