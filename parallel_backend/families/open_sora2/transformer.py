@@ -1,4 +1,4 @@
-"""Open-Sora-2.0 (text and image to video) over diffusers' Flux.1 with a condition and a half-split rotation."""
+"""Open-Sora 2.0 (text and image to video) over diffusers' Flux.1 with a condition and a half-split rotation."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -6,7 +6,19 @@ from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes,
 TEXT, CLIP, VAE = "nodes/remote/text_encoder.py", "nodes/remote/clip.py", "nodes/remote/vae.py"
 CLIP_TYPES = " ".join(
     f"nodes/families/{family}.py"
-    for family in ("dit", "flux", "flux2", "hunyuan_video", "ltx", "mochi", "pixart", "qwen_image", "sd3", "z_image")
+    for family in (
+        "dit",
+        "flux",
+        "flux2",
+        "hunyuan_video",
+        "ltx",
+        "mochi",
+        "open_sora2",
+        "pixart",
+        "qwen_image",
+        "sd3",
+        "z_image",
+    )
 )
 
 ENTRIES = (
