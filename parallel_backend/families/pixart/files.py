@@ -100,11 +100,7 @@ ARCHITECTURE = Architecture(
     config=_config,
     convert=_convert,
     layers=_LAYERS,
-    foreign={
-        "temporal_transformer_blocks.": "Latte",
-        "t_block_temp.": "Open-Sora 1.1, of which 1.2 and 2.0 can be used",
-        ".attn_temp.": "Open-Sora 1.0, of which 1.2 and 2.0 can be used",
-    },
+    foreign={"temporal_transformer_blocks.": "Latte", ".attn_temp.": "Open-Sora 1.0 or 1.1"},
     unused=frozenset({"y_embedder.y_embedding", "pos_embed", "pos_embed.pos_embed"}),
     renamed={
         "pos_embed.proj": "x_embedder.proj", "proj_out": "final_layer.linear",
