@@ -58,7 +58,8 @@ class Guider(comfy.samplers.CFGGuider):  # type: ignore[misc]
             self.inner_model, plain, empty, scales.frames, x, timestep, model_options=options, cond=negative,
             uncond=without,
         )  # fmt: skip
-        return by_frames + scales.text * (by_prompt - plain)
+        by_both: Tensor = by_frames + scales.text * (by_prompt - plain)
+        return by_both
 
     def _scales(self, x: Tensor, timestep: Tensor, sigmas: Tensor) -> Scales:
         """Return the scales of the step that a time lies in."""

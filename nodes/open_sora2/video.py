@@ -61,8 +61,8 @@ class ParallelOpenSora2Video(io.ComfyNode):  # type: ignore[misc]
         latent = {"samples": torch.zeros(as_int(batch_size, "batch_size"), CHANNELS, *size)}
         if start is None and end is None:
             return io.NodeOutput(positive, negative, latent)
-        clips = (_encoded(vae, clip, width, height, name) for clip, name in ((start, "start"), (end, "end")))
-        frames = given_frames(*clips, size, CHANNELS)
+        clips = [_encoded(vae, clip, width, height, name) for clip, name in ((start, "start"), (end, "end"))]
+        frames = given_frames(clips[0], clips[1], size, CHANNELS)
         entries = {"concat_latent_image": frames.latent, "concat_mask": 1 - frames.given}
         given = (node_helpers.conditioning_set_values(prompt, entries) for prompt in (positive, negative))
         return io.NodeOutput(*given, latent)

@@ -2,7 +2,7 @@
 
 from functools import partial
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import Any
 
 from diffusers import FluxTransformer2DModel
 from diffusers.configuration_utils import register_to_config
@@ -63,8 +63,6 @@ class OpenSora2Transformer3DModel(FluxTransformer2DModel):  # type: ignore[misc]
 
     ``forward`` is Flux.1's. Each token of ``hidden_states`` has the condition's values after the latent's.
     """
-
-    _no_split_modules: ClassVar[list[str]] = FluxTransformer2DModel._no_split_modules
 
     @register_to_config  # type: ignore[untyped-decorator]
     def __init__(

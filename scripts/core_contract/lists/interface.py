@@ -6,7 +6,8 @@ from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 LOADER, SAMPLER, LAYOUT, VAE = "nodes/loader.py", "nodes/sampler.py", "nodes/layout.py", "nodes/vae.py"
 CLASS_LABEL, CONNECTION, PREVIEWS = "nodes/class_label.py", "nodes/backend/connection.py", "nodes/remote/previews.py"
 PREFLIGHT, CHECKPOINTS = "nodes/remote/preflight.py", "nodes/backend/checkpoints.py"
-NODES = f"{LOADER} {SAMPLER} {LAYOUT} {VAE} {CLASS_LABEL}"
+OPEN_SORA2 = " ".join(f"nodes/open_sora2/{name}.py" for name in ("guider", "prompt", "times", "video"))
+NODES = f"{LOADER} {SAMPLER} {LAYOUT} {VAE} {CLASS_LABEL} {OPEN_SORA2}"
 CHECKED = f"{LOADER} nodes/model.py {VAE}"
 PACKS = "nodes/backend/packs.py"
 

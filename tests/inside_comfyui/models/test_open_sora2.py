@@ -9,6 +9,7 @@ import comfy.samplers
 import folder_paths
 import pytest
 import torch
+from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.open_sora2.guider import ParallelOpenSora2Guider
 from any_folder_name.nodes.open_sora2.prompt import ParallelOpenSora2Prompt
 from any_folder_name.nodes.open_sora2.times import ParallelOpenSora2Sampling
@@ -16,14 +17,22 @@ from any_folder_name.nodes.open_sora2.video import ParallelOpenSora2Video
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.families.open_sora2.times import times
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
-from comfy_extras.nodes_custom_sampler import SamplerCustomAdvanced
+from comfy_extras.nodes_custom_sampler import BasicScheduler, KSamplerSelect, RandomNoise, SamplerCustomAdvanced
 from comfy_extras.nodes_hunyuan import EmptyHunyuanLatentVideo
 from comfy_extras.nodes_wan import WanImageToVideo
 from helpers import loras, open_sora2
-from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
+from helpers.executor import Executor, Given, Prompt
+from helpers.freeing_client import FreeingClient
+from helpers.inside_fixtures import Loaded, ksampler, new_session, parallel_sampler, relative_error
 from natives.case import seeded
 
+from scripts import workflows
+
 CLOSE = 1e-4
+NODES = (
+    ParallelLoader, ParallelOpenSora2Prompt, ParallelOpenSora2Video, ParallelOpenSora2Sampling,
+    ParallelOpenSora2Guider, BasicScheduler, KSamplerSelect, RandomNoise, SamplerCustomAdvanced,
+)  # fmt: skip
 SIZE = {"width": 72, "height": 80, "length": 17}
 """In pixels: a latent of 5 x 10 x 9, whose width is not a whole number of patches."""
 
@@ -232,3 +241,29 @@ def test_a_conditioning_without_pooled_text_is_refused(load: Callable[..., Any])
     bare = [[prompt(1)[0][0], {}]]
     with pytest.raises(InvalidRequest, match="no pooled output"):
         ksampler(load("ulysses=2"), video()["latent"], positive=bare, negative=bare)
+
+
+def test_the_workflow_gives_what_one_process_gives(file: Path, backend: FreeingClient) -> None:
+    """With tiny text and without a VAE: the ranks' latents against one process's."""
+    new_session(backend)
+    prompt_of = workflows.api("text to video (Parallel Loader, Open-Sora 2.0 file)")
+    cut = {"VAELoader": "vae", "DualCLIPLoader": "clip", "T5TokenizerOptions": "clip", "ParallelVAE": "vae"}
+    kept: Prompt = {}
+    for key, node in prompt_of.items():
+        kind, inputs = node["class_type"], {**node["inputs"]}
+        if kind in cut or kind == "CLIPTextEncode":
+            kind, inputs = "Given", {"key": cut.get(kind) or ("text" if inputs["text"] else "no text")}
+        inputs |= {name: value for name, value in (SIZE | {"steps": 3}).items() if name in inputs}
+        if kind not in ("ParallelVAEDecode", "CreateVideo", "SaveVideo"):
+            kept[key] = {"class_type": kind, "inputs": inputs}
+    (sampler,) = (key for key, node in kept.items() if node["class_type"] == "SamplerCustomAdvanced")
+    kept["latent"] = {"class_type": "Recorder", "inputs": {"value": [sampler, 0]}}
+    Given.values = {"vae": VAE(), "clip": None, "text": prompt(1), "no text": prompt(2)}
+    Given.values["model"] = open_sora2.without_backend(file)
+    executor = Executor(*NODES)
+    (latent,) = executor.run(kept)
+    (loader,) = (key for key, node in kept.items() if node["class_type"] == "ParallelLoader")
+    (reference,) = executor.run(kept | {loader: {"class_type": "Given", "inputs": {"key": "model"}}})
+    assert reference["samples"].shape == (1, 16, 5, 10, 9)
+    assert reference["samples"].std() > 0.01
+    assert relative_error(latent["samples"], reference["samples"]) < CLOSE

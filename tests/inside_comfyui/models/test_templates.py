@@ -115,8 +115,12 @@ def write_files(name: str, folder: Path) -> dict[str, Any]:
     return natives
 
 
+ELSEWHERE = {"text to video (Parallel Loader, Open-Sora 2.0 file)"}
+"""Workflows with a model that ComfyUI does not have, which the family's own tests run."""
+
+
 def test_every_workflow_with_files_is_here() -> None:
-    assert {name for name in workflows.names() if workflows.needed_files(name)} == set(CASES)
+    assert {name for name in workflows.names() if workflows.needed_files(name)} == set(CASES) | ELSEWHERE
 
 
 @pytest.mark.parametrize("name", CASES)
