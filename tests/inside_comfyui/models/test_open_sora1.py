@@ -8,16 +8,26 @@ import comfy.samplers
 import folder_paths
 import pytest
 import torch
+from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.open_sora1.prompt import ParallelOpenSora1Prompt
 from any_folder_name.nodes.open_sora1.video import ParallelOpenSora1Video
+from any_folder_name.nodes.sampler import ParallelSampler
+from any_folder_name.nodes.vae import ParallelVAE, ParallelVAEDecode
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from helpers import loras, open_sora1
-from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
+from helpers.executor import Executor, Given, Prompt
+from helpers.freeing_client import FreeingClient
+from helpers.inside_fixtures import Loaded, ksampler, new_session, parallel_sampler, relative_error
 from natives.case import seeded
 from safetensors.torch import load_file
 
+from scripts import workflows
+
 CLOSE = 1e-4
+NODES = (
+    ParallelLoader, ParallelOpenSora1Prompt, ParallelOpenSora1Video, ParallelSampler, ParallelVAE, ParallelVAEDecode,
+)  # fmt: skip
 SIZE = {"width": 78, "height": 90, "length": 34, "frame_rate": 12.0}
 """A latent of 10 x 11 x 9: neither side is a whole number of patches, nor the video's a whole number of latents."""
 
@@ -177,3 +187,56 @@ def test_a_mask_of_a_part_of_a_frame_is_refused(load: Callable[..., Any]) -> Non
     mask[..., :4] = 0
     with pytest.raises(InvalidRequest, match="covers a part of a frame"):
         ksampler(model, {**latent, "noise_mask": mask}, **options)
+
+
+@pytest.mark.parametrize("start", [False, True], ids=["text", "image"])
+def test_the_workflow_gives_what_one_process_gives(
+    start: bool, file: Path, backend: FreeingClient, tmp_path: Path
+) -> None:
+    """With tiny text: the file of the model by our loader, that of the VAE by Load VAE, which ComfyUI cannot read."""
+    new_session(backend)
+    folder_paths.folder_names_and_paths["vae"][0][:] = [str(tmp_path)]
+    folder_paths.filename_list_cache.clear()
+    open_sora1.write_vae(tmp_path).rename(tmp_path / "model.safetensors")
+    values = SIZE | {"steps": 3, "model_name": f"diffusion_models/{file.name}", "devices": "0,1"}
+    kept: Prompt = {}
+    for key, node in workflows.api("text to video (Parallel Loader, Open-Sora 1.2 file)").items():
+        kind, inputs = node["class_type"], {**node["inputs"]}
+        if kind in ("CLIPLoader", "CLIPTextEncode"):
+            kind, inputs = "Given", {"key": "clip" if kind == "CLIPLoader" else "text"}
+        inputs |= {name: value for name, value in values.items() if name in inputs}
+        if kind == "ParallelOpenSora1Video" and start:
+            kept["image"] = {"class_type": "Given", "inputs": {"key": "image"}}
+            inputs["start"] = ["image", 0]
+        if kind not in ("CreateVideo", "SaveVideo"):
+            kept[key] = {"class_type": kind, "inputs": inputs}
+    outputs = {"latent": "ParallelSampler", "pixels": "ParallelVAEDecode"}
+    for name, kind in outputs.items():
+        (key,) = (key for key, node in kept.items() if node["class_type"] == kind)
+        kept[name] = {"class_type": "Recorder", "inputs": {"value": [key, 0]}}
+    Given.values = {"clip": None, "text": prompt(1), "image": image(1), "model": open_sora1.without_backend(file)}
+    latent, pixels = Executor(*NODES).run(kept)
+    module = open_sora1.vae_module()
+    options: dict[str, Any] = {"seed": 1, "steps": 3, "cfg": 7.0, "sampler_name": "euler", "scheduler": "simple"}
+    model, empty, prompts = video(
+        open_sora1.without_backend(file), **({"start": image(1), "vae": InProcess(module)} if start else {})
+    )
+    wanted = ksampler(model, empty, **{**prompts, **options})
+    assert wanted.shape == (1, 4, 10, 11, 9)
+    assert wanted.std() > 0.01
+    assert relative_error(latent["samples"], wanted) < CLOSE
+    decoded = (module.decode(wanted, 34)[0].movedim(0, -1) + 1) / 2
+    assert pixels.shape == (34, 88, 72, 3)
+    assert (pixels - decoded.clamp(0, 1)).abs().max() < CLOSE
+
+
+class InProcess:
+    """The VAE in this process."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            latent: torch.Tensor = self.module.encode(pixels.movedim(-1, 0)[None] * 2 - 1)
+        return latent
