@@ -122,6 +122,18 @@ class VAE(ABC):
         """Return how many of a video's frames are encoded. An incomplete last group yields no latent frame."""
         return 1 + (frames - 1) // self.scale.temporal * self.scale.temporal
 
+    def latent_frames(self, frames: int) -> int:
+        """Return how many latent frames ``frames`` pixel frames are encoded to."""
+        return 1 + (frames - 1) // self.scale.temporal
+
+    def independent_frames(self, frames: int, *, encode: bool) -> tuple[int, ...]:
+        """Return the lengths of the parts along time that are coded without one another. Here all frames are one.
+
+        Args:
+            frames: pixel frames to encode, or latent frames to decode.
+        """
+        return (frames,)
+
     def prepare(self, module: Any) -> None:  # noqa: B027 (most need nothing)
         """Make a freshly loaded diffusers module compute what ComfyUI's does."""
 

@@ -28,14 +28,29 @@ class OpenSora1(VAE):
     def scaling(self) -> Scaling | None:
         return None
 
+    @property
+    def _chunk(self) -> tuple[int, int]:
+        """Pixel frames and latent frames of a whole chunk."""
+        size = int(self.config.get("micro_frame_size", _CHUNK))
+        return size, -(-size // self.scale.temporal)
+
+    def independent_frames(self, frames: int, *, encode: bool) -> tuple[int, ...]:
+        """Return the lengths of the chunks. Every chunk has norms and zeros of its own."""
+        whole, rest = divmod(frames, self._chunk[0 if encode else 1])
+        return (self._chunk[0 if encode else 1],) * whole + ((rest,) if rest else ())
+
+    def latent_frames(self, frames: int) -> int:
+        chunks, rest = divmod(frames, self._chunk[0])
+        return chunks * self._chunk[1] - (-rest // self.scale.temporal)
+
     def pixel_frames(self, frames: int) -> int:
         """Return how many pixel frames ``frames`` latent frames decode to.
 
         A whole chunk of 5 gives 17. The rest of n frames gives 4 (n - 1) + 1, so one alone is an image. The authors'
         code asks for the number instead, and takes up to 3 more.
         """
-        size = int(self.config.get("micro_frame_size", _CHUNK))
-        chunks, rest = divmod(frames, -(-size // self.scale.temporal))
+        size, latents = self._chunk
+        chunks, rest = divmod(frames, latents)
         return chunks * size + (self.scale.temporal * (rest - 1) + 1 if rest else 0)
 
     def encoded_frames(self, frames: int) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from parallel_backend.autoencoder import codec
+from parallel_backend.autoencoder.chunks import Chunks
 from parallel_backend.autoencoder.spatial import Unsplittable, formula
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
@@ -179,6 +180,9 @@ class VaeComparison:
             raise InvalidRequest(f"{self.asked.kind} cannot be split; it runs on one rank: {reason}") from reason
         (source,), height = self.given.values(), self._size()[-2]
         cut = Partition.even(height, min(self.asked.ranks, height))
+        chunks = Chunks.of(self.vae, source.shape, encode=self.asked.encode)
+        if len(cut.sizes) == self.asked.ranks and chunks.keep_busy(self.asked.ranks):
+            return tuple(chunks.bytes_sent(rank, self.asked.ranks, source, result) for rank in range(self.asked.ranks))
         shared = (source, result, module.dtype.itemsize, len(ticks))
         return tuple(formula.bytes_sent(calls, cut, rank, *shared) for rank in range(len(cut.sizes)))
 
