@@ -7,7 +7,7 @@ from comfy_api.latest import io
 from torch import Tensor
 from typing_extensions import override
 
-from ...parallel_backend.families.open_sora2.given_frames import GivenFrames, are_images, put_back
+from ...parallel_backend.families.open_sora2.given_frames import GivenFrames, are_images, check_size, put_back
 from ...parallel_backend.families.open_sora2.guidance import Guidance, Scales
 from ..bridges.given_numbers import as_float
 
@@ -33,7 +33,7 @@ class Guider(comfy.samplers.CFGGuider):  # type: ignore[misc]
         latent, unknown = (_first(positive, key) for key in (LATENT, UNKNOWN))
         conds = {"positive": positive, "negative": negative}
         self.frames = None
-        if latent is not None and unknown is not None:
+        if latent is not None and unknown is not None and latent.ndim == unknown.ndim == 5 and unknown.shape[2] > 1:
             conds["without_frames"] = [[tensor, _without_frames(options)] for tensor, options in negative]
             if are_images(1 - unknown):
                 self.frames = GivenFrames(given=1 - unknown, latent=latent)
@@ -69,9 +69,15 @@ class Guider(comfy.samplers.CFGGuider):  # type: ignore[misc]
             return Scales(text=scales.text, frames=scales.frames.to(x))
         return scales
 
-    def sample(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Sample, and put given images over the result."""
-        samples: Tensor = super().sample(*args, **kwargs)
+    def sample(self, noise: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Sample, and put given images over the result.
+
+        Raises:
+            InvalidRequest: the given images are for a latent of another size.
+        """
+        if self.frames is not None:
+            check_size(self.frames, noise.shape[2:])
+        samples: Tensor = super().sample(noise, *args, **kwargs)
         return samples if self.frames is None else put_back(samples, self.frames)
 
 

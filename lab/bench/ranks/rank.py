@@ -129,14 +129,14 @@ def start(options: argparse.Namespace, *, threads: int, eager: bool = False) -> 
 
 
 def _module(path: Path, dtype: str, device: "torch.device") -> Any:
-    import diffusers
     import torch
 
     from parallel_backend.checkpoint.opening import open_checkpoint
+    from parallel_backend.families.modules import module_class_of
     from parallel_backend.loading.load import load_whole
 
     checkpoint = open_checkpoint(path)
-    module_class = getattr(diffusers, checkpoint.components["transformer"])
+    module_class = module_class_of(checkpoint.components["transformer"])
     return load_whole(module_class, checkpoint, "transformer", device, getattr(torch, dtype))
 
 

@@ -53,6 +53,20 @@ def are_images(given: Tensor) -> bool:
     return bool(marked.any()) and not bool(marked[1:-1].any())
 
 
+def check_size(frames: GivenFrames, size: Sequence[int]) -> None:
+    """Refuse given frames that are for a latent of another size, ``(frames, rows, columns)``.
+
+    Raises:
+        InvalidRequest: names both sizes.
+    """
+    ours, theirs = ("x".join(map(str, each)) for each in (frames.given.shape[2:], size))
+    if ours != theirs:
+        raise InvalidRequest(
+            f"the given frames are for a latent of {ours}, and the sampler's is {theirs}: sample the latent of the "
+            "node that gives the frames"
+        )
+
+
 def put_back(samples: Tensor, frames: GivenFrames) -> Tensor:
     """Return samples ``[B, C, T, H, W]`` with the given frames as they were given."""
     given = frames.given.to(samples)

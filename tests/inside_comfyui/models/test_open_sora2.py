@@ -10,6 +10,7 @@ import folder_paths
 import pytest
 import torch
 from any_folder_name.nodes.loader import ParallelLoader
+from any_folder_name.nodes.model import ParallelModel
 from any_folder_name.nodes.open_sora2.guider import ParallelOpenSora2Guider
 from any_folder_name.nodes.open_sora2.prompt import ParallelOpenSora2Prompt
 from any_folder_name.nodes.open_sora2.times import ParallelOpenSora2Sampling
@@ -20,11 +21,12 @@ from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayo
 from comfy_extras.nodes_custom_sampler import BasicScheduler, KSamplerSelect, RandomNoise, SamplerCustomAdvanced
 from comfy_extras.nodes_hunyuan import EmptyHunyuanLatentVideo
 from comfy_extras.nodes_wan import WanImageToVideo
-from helpers import loras, open_sora2
+from helpers import compressed_files, loras, open_sora2
 from helpers.executor import Executor, Given, Prompt
 from helpers.freeing_client import FreeingClient
 from helpers.inside_fixtures import Loaded, ksampler, new_session, parallel_sampler, relative_error
 from natives.case import seeded
+from safetensors.torch import load_file
 
 from scripts import workflows
 
@@ -237,6 +239,14 @@ def test_frames_that_do_not_fit_are_refused(frames: dict[str, Any], message: str
         video(**frames)
 
 
+def test_a_latent_of_another_size_is_refused_before_sampling(file: Path) -> None:
+    given, whole = video(start=image(1)), open_sora2.without_backend(file)
+    given["latent"] = {"samples": torch.zeros(1, 16, 4, 10, 9)}
+    with pytest.raises(InvalidRequest, match="are for a latent of 5x10x9, and the sampler's is 4x10x9"):
+        guided(whole, given)
+    assert not whole.model.diffusion_model.inputs
+
+
 def test_a_conditioning_without_pooled_text_is_refused(load: Callable[..., Any]) -> None:
     bare = [[prompt(1)[0][0], {}]]
     with pytest.raises(InvalidRequest, match="no pooled output"):
@@ -267,3 +277,44 @@ def test_the_workflow_gives_what_one_process_gives(file: Path, backend: FreeingC
     assert reference["samples"].shape == (1, 16, 5, 10, 9)
     assert reference["samples"].std() > 0.01
     assert relative_error(latent["samples"], reference["samples"]) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("scaled", "tensor=2"), ("described", "ulysses=2"), ("gguf", "ulysses=2 shard_weights")]
+)
+def test_compressed_files_equal_their_decoded_weights(
+    kind: str, layout: str, file: Path, load_remote: Callable[..., Loaded]
+) -> None:
+    weights, compressed = load_file(file), file.with_name(f"{kind}.{'gguf' if kind == 'gguf' else 'safetensors'}")
+    if kind == "gguf":
+        decoded = compressed_files.write_gguf(compressed, weights, "Q8_0", "Q4_0", architecture="flux")
+    elif kind == "scaled":
+        decoded = compressed_files.write_scaled(compressed, weights)
+    else:
+        decoded = compressed_files.write_described(compressed, weights, "fp8 e4m3", "int8 by row")
+    given = video(start=image(1))
+    latent = given.pop("latent")
+    reference = ksampler(open_sora2.without_backend(file, decoded), latent, **given)
+    assert relative_error(ksampler(open_sora2.without_backend(file), latent, **given), reference) > 10 * CLOSE
+    model = load_remote(ParallelLayout.parse(layout), name=f"diffusion_models/{compressed.name}").model
+    assert relative_error(ksampler(model, latent, **given), reference) < CLOSE
+
+
+def test_parallel_model_takes_the_place_of_comfyuis_loader(file: Path, backend: FreeingClient) -> None:
+    """ComfyUI's loader cannot read the file, and does not run: its node names it."""
+    new_session(backend)
+    given = video()
+    Given.values = {"positive": given["positive"], "negative": given["negative"], "latent": given["latent"]}
+    prompt_of: Prompt = {
+        "1": {"class_type": "UNETLoader", "inputs": {"unet_name": file.name, "weight_dtype": "default"}},
+        "2": {"class_type": "ParallelModel", "inputs": {"model": ["1", 0], "devices": "0,1"}},
+        **{name: {"class_type": "Given", "inputs": {"key": name}} for name in Given.values},
+        "3": {"class_type": "KSampler", "inputs": {
+            "model": ["2", 0], "seed": 5, "steps": 3, "cfg": 4.0, "sampler_name": "euler", "scheduler": "simple",
+            "positive": ["positive", 0], "negative": ["negative", 0], "latent_image": ["latent", 0], "denoise": 1.0,
+        }},
+        "4": {"class_type": "Recorder", "inputs": {"value": ["3", 0]}},
+    }  # fmt: skip
+    (latent,) = Executor(*NODES, ParallelModel).run(prompt_of)
+    reference = ksampler(open_sora2.without_backend(file), given.pop("latent"), **given)
+    assert relative_error(latent["samples"], reference) < CLOSE

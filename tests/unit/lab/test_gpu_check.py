@@ -90,10 +90,11 @@ for module in pkgutil.walk_packages(package.__path__, "lab.gpu_check."):
     if not module.name.endswith("__main__"):
         __import__(module.name)
 import diffusers, gguf, pytest_timeout, torchsde, transformers, comfy_kitchen
+from parallel_backend.families.modules import module_class_of
 from parallel_backend.families.registry import FAMILIES
 from lab.verify.vae.kinds import KINDS
 for name in (*FAMILIES, *(kind.class_name for kind in KINDS.values())):
-    getattr(diffusers, name)
+    module_class_of(name)
 diffusers.LTXPipeline, transformers.UMT5EncoderModel
 of_module, modules = importlib.metadata.packages_distributions(), {name.partition(".")[0] for name in sys.modules}
 print(json.dumps([name for module in modules for name in of_module.get(module, [])]))
