@@ -79,9 +79,9 @@ class Authors(TransformerSignature, nn.Module):
         return -out[:, :4]
 
 
-def without_backend(file: Path) -> comfy.model_patcher.ModelPatcher:
-    """Return our custom model class in ComfyUI, with all layers in this process."""
+def without_backend(file: Path, weights: Mapping[str, Tensor] | None = None) -> comfy.model_patcher.ModelPatcher:
+    """Return our custom model class in ComfyUI, with all layers in this process, and with other weights if given."""
     model = bridge_for(open_checkpoint(file)).core_config().get_model({})
-    model.diffusion_model = Authors(load_file(file))
+    model.diffusion_model = Authors(weights or load_file(file))
     cpu = torch.device("cpu")
     return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)

@@ -9,13 +9,14 @@ import folder_paths
 import pytest
 import torch
 from any_folder_name.nodes.loader import ParallelLoader
+from any_folder_name.nodes.model import ParallelModel
 from any_folder_name.nodes.open_sora1.prompt import ParallelOpenSora1Prompt
 from any_folder_name.nodes.open_sora1.video import ParallelOpenSora1Video
 from any_folder_name.nodes.sampler import ParallelSampler
 from any_folder_name.nodes.vae import ParallelVAE, ParallelVAEDecode
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
-from helpers import loras, open_sora1
+from helpers import compressed_files, loras, open_sora1
 from helpers.executor import Executor, Given, Prompt
 from helpers.freeing_client import FreeingClient
 from helpers.inside_fixtures import Loaded, ksampler, new_session, parallel_sampler, relative_error
@@ -228,6 +229,47 @@ def test_the_workflow_gives_what_one_process_gives(
     decoded = (module.decode(wanted, 34)[0].movedim(0, -1) + 1) / 2
     assert pixels.shape == (34, 88, 72, 3)
     assert (pixels - decoded.clamp(0, 1)).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("scaled", "tensor=2"), ("described", "ulysses=2")])
+def test_compressed_files_equal_their_decoded_weights(
+    kind: str, layout: str, file: Path, load_remote: Callable[..., Loaded]
+) -> None:
+    weights, compressed = load_file(file), file.with_name(f"{kind}.safetensors")
+    if kind == "scaled":
+        decoded = compressed_files.write_scaled(compressed, weights)
+    else:
+        decoded = compressed_files.write_described(compressed, weights, "fp8 e4m3", "int8 by row")
+    given = {"start": image(1), "negative": prompt(2, tokens=5)}
+    whole, latent, options = video(open_sora1.without_backend(file, decoded), **given)
+    reference = ksampler(whole, latent, **options)
+    unlike, latent, options = video(open_sora1.without_backend(file), **given)
+    assert relative_error(ksampler(unlike, latent, **options), reference) > 10 * CLOSE
+    remote = load_remote(ParallelLayout.parse(layout), name=f"diffusion_models/{compressed.name}").model
+    model, latent, options = video(remote, **given)
+    assert relative_error(ksampler(model, latent, **options), reference) < CLOSE
+
+
+def test_parallel_model_takes_the_place_of_comfyuis_loader(file: Path, backend: FreeingClient) -> None:
+    """ComfyUI's loader cannot read the file, and does not run: its node names it."""
+    new_session(backend)
+    whole, latent, options = video(open_sora1.without_backend(file), start=image(1))
+    Given.values = {"positive": prompt(1), "vae": VAE(), "start": image(1)}
+    prompt_of: Prompt = {
+        "1": {"class_type": "UNETLoader", "inputs": {"unet_name": file.name, "weight_dtype": "default"}},
+        "2": {"class_type": "ParallelModel", "inputs": {"model": ["1", 0], "devices": "0,1"}},
+        **{name: {"class_type": "Given", "inputs": {"key": name}} for name in Given.values},
+        "3": {"class_type": "ParallelOpenSora1Video", "inputs": {
+            "model": ["2", 0], **SIZE, "batch_size": 1, **{name: [name, 0] for name in Given.values},
+        }},
+        "4": {"class_type": "KSampler", "inputs": {
+            "model": ["3", 0], "seed": 5, "steps": 3, "cfg": 5.0, "sampler_name": "euler", "scheduler": "simple",
+            "positive": ["3", 1], "negative": ["3", 2], "latent_image": ["3", 3], "denoise": 1.0,
+        }},
+        "5": {"class_type": "Recorder", "inputs": {"value": ["4", 0]}},
+    }  # fmt: skip
+    (samples,) = Executor(*NODES, ParallelModel).run(prompt_of)
+    assert relative_error(samples["samples"], ksampler(whole, latent, **options)) < CLOSE
 
 
 class InProcess:
