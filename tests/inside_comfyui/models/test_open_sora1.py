@@ -43,10 +43,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def load(file: Path, load_remote: Callable[..., Loaded]) -> Callable[..., Any]:
-    """``load(layout)`` returns Parallel Loader's MODEL."""
+    """``load(layout)`` returns Parallel Loader's MODEL of a file beside the small one, or of that."""
 
-    def run(layout: str, devices: str = "0,1") -> Any:
-        return load_remote(ParallelLayout.parse(layout), name=f"diffusion_models/{file.name}", devices=devices).model
+    def run(layout: str, devices: str = "0,1", name: str = file.name) -> Any:
+        return load_remote(ParallelLayout.parse(layout), name=f"diffusion_models/{name}", devices=devices).model
 
     return run
 
@@ -233,7 +233,7 @@ def test_the_workflow_gives_what_one_process_gives(
 
 @pytest.mark.parametrize(("kind", "layout"), [("scaled", "tensor=2"), ("described", "ulysses=2")])
 def test_compressed_files_equal_their_decoded_weights(
-    kind: str, layout: str, file: Path, load_remote: Callable[..., Loaded]
+    kind: str, layout: str, file: Path, load: Callable[..., Any]
 ) -> None:
     weights, compressed = load_file(file), file.with_name(f"{kind}.safetensors")
     if kind == "scaled":
@@ -245,8 +245,7 @@ def test_compressed_files_equal_their_decoded_weights(
     reference = ksampler(whole, latent, **options)
     unlike, latent, options = video(open_sora1.without_backend(file), **given)
     assert relative_error(ksampler(unlike, latent, **options), reference) > 10 * CLOSE
-    remote = load_remote(ParallelLayout.parse(layout), name=f"diffusion_models/{compressed.name}").model
-    model, latent, options = video(remote, **given)
+    model, latent, options = video(load(layout, name=compressed.name), **given)
     assert relative_error(ksampler(model, latent, **options), reference) < CLOSE
 
 
