@@ -8,6 +8,8 @@ from .class_label import ParallelClassLabel
 from .layout import ParallelLayoutNode
 from .loader import ParallelLoader
 from .model import ParallelModel
+from .open_sora1.prompt import ParallelOpenSora1Prompt
+from .open_sora1.video import ParallelOpenSora1Video
 from .open_sora2.guider import ParallelOpenSora2Guider
 from .open_sora2.prompt import ParallelOpenSora2Prompt
 from .open_sora2.times import ParallelOpenSora2Sampling
@@ -24,7 +26,7 @@ class ParallelDiT(ComfyExtension):  # type: ignore[misc]
         # Fingerprint the code as imported: its files may be updated while ComfyUI runs.
         fingerprint()
         return [
-            ParallelLoader, ParallelModel, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode,
-            ParallelVAEEncode, ParallelVAE, ParallelClassLabel, ParallelOpenSora2Prompt, ParallelOpenSora2Video,
-            ParallelOpenSora2Sampling, ParallelOpenSora2Guider,
+            ParallelLoader, ParallelModel, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode, ParallelVAEEncode,
+            ParallelVAE, ParallelClassLabel, ParallelOpenSora1Prompt, ParallelOpenSora1Video,
+            ParallelOpenSora2Prompt, ParallelOpenSora2Video, ParallelOpenSora2Sampling, ParallelOpenSora2Guider,
         ]  # fmt: skip

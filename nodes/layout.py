@@ -42,7 +42,7 @@ BALANCE_TOOLTIP = (
 )
 DSP_TOOLTIP = (
     "Ranks that share the tokens of the image and exchange whole frames, in models whose frames attend only to "
-    "themselves, such as Latte. Sends half of what ulysses sends."
+    "themselves, such as Latte and Open-Sora 1.2. Sends half of what ulysses sends."
 )
 OFF = "off"
 

@@ -1,6 +1,7 @@
 """A model in a safetensors or GGUF file, or in numbered parts of one, as loaders of ComfyUI take it. Headers only."""
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidRequest
+from ..families.architecture import BESIDE, describes
 from .architectures import VAES, Recognised, architectures, in_shape, recognise
 from .checkpoint import Checkpoint, StoredComponent, file_state
 from .content import content_of
@@ -33,13 +35,19 @@ _PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 _TRANSFORMER = ("model.diffusion_model.", "model.model.", "net.", "model.")
 """What a transformer's names may begin with. ComfyUI's ``unet_prefix_from_state_dict`` has the same ones."""
 
+_DESCRIBED = ("STDiT3", "VideoAutoencoderPipeline")
+"""Classes that are published as a file of weights and a ``config.json`` beside it."""
+
+_MOST_BYTES = 1 << 20
+"""Largest such JSON file in bytes."""
+
 _FEWEST = 6
 """How many names ComfyUI wants to see before it takes their beginning away."""
 
 _VAE = ("vae.", "first_stage_model.")
 """What a VAE's names may begin with in files that hold a whole model."""
 
-_VAE_LAYERS = ("decoder.", "decoder_ema.")
+_VAE_LAYERS = ("decoder.", "decoder_ema.", "spatial_vae.")
 """Layers of a VAE that no transformer has."""
 
 Prefixes = dict[str, str]
@@ -72,6 +80,8 @@ class SingleFile(Checkpoint):
             raise InvalidRequest(f"{path.name} is not loaded: {reason}")
         self.files, self.missing_part = _parts(path)
         self._header = read_files(self.files)
+        self._beside = _beside(self.files[0])
+        self._metadata = {**self._header.metadata, **({BESIDE: self._beside[1]} if self._beside else {})}
         self._weights: dict[str, dict[str, StoredTensor]] = {}
         self._prefixes: dict[str, str] = {}
         self._recognised: dict[str, Recognised] = {}
@@ -94,7 +104,7 @@ class SingleFile(Checkpoint):
         try:
             weights = weights_under(prefix, self._header)
             shapes = {name: tensor.shape for name, tensor in weights.items()}
-            found = recognise(shapes, self._header.metadata, VAES if component == "vae" else architectures())
+            found = recognise(shapes, self._metadata, VAES if component == "vae" else architectures())
         except InvalidRequest as error:
             self._unknown[component] = f"{self.name}: {error}"
         else:
@@ -156,11 +166,15 @@ class SingleFile(Checkpoint):
         return self._recognised[component]
 
     def stamp(self) -> str:
-        return hashlib.sha256(repr([file_state(file) for file in self.files]).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr([file_state(file) for file in self._all_files]).encode()).hexdigest()[:16]
 
     def content(self) -> str:
         """A file may have any name."""
-        return content_of((str(number), file) for number, file in enumerate(self.files))
+        return content_of((str(number), file) for number, file in enumerate(self._all_files))
+
+    @property
+    def _all_files(self) -> tuple[Path, ...]:
+        return (*self.files, self._beside[0]) if self._beside else self.files
 
     def _check_dtypes(self, component: str) -> None:
         left_over = self._recognised[component].left_over
@@ -187,6 +201,23 @@ def _parts(path: Path) -> tuple[tuple[Path, ...], Path | None]:
         return (path,), missing
     names = [name for file in files for name in read_file(file).tensors]
     return ((path,) if len(set(names)) < len(names) else files), None
+
+
+def _beside(path: Path) -> tuple[Path, str] | None:
+    """Return the JSON file that describes a file of weights, and its text; None if it describes no class of ours.
+
+    It has the file's name, or is called ``config.json``. Classes of ComfyUI follow from names and shapes alone, and
+    folders for ComfyUI hold files of many models.
+    """
+    for file in (path.with_suffix(".json"), path.with_name(BESIDE)):
+        try:
+            text = file.read_text(encoding="utf-8") if file.stat().st_size <= _MOST_BYTES else "{}"
+            entries = json.loads(text)
+        except (OSError, ValueError, RecursionError):
+            continue
+        if any(describes(entries, class_name) for class_name in _DESCRIBED):
+            return file, text
+    return None
 
 
 def possible_prefixes(names: Collection[str]) -> tuple[Prefixes, ...]:

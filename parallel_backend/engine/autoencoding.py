@@ -1,8 +1,8 @@
 """Decode or encode on all ranks: each computes some rows, or some tiles, and rank 0 gets the result."""
 
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -11,13 +11,14 @@ from torch import Tensor
 
 from ..attention import kernels
 from ..autoencoder import codec, tiles
+from ..autoencoder.chunks import Chunks
 from ..autoencoder.pace import INTERVAL, Pace
 from ..autoencoder.spatial import RowSplit, Unsplittable, split
 from ..autoencoder.tiles import Tiles, TileSpace
 from ..distributed.collectives import agree, refused_alike
 from ..distributed.mesh import Axis, RankMesh
 from ..distributed.mesh_cache import MeshCache
-from ..errors import Cancelled
+from ..errors import Cancelled, NoRoom
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
 from ..loading.components import ComponentCache
@@ -30,6 +31,9 @@ from .request import ActiveRequest, Tensors, measured
 from .working_memory import coding_bytes
 
 log = logging.getLogger(__name__)
+
+Code = Callable[[Any, RankMesh, torch.device], Tensor]
+"""Decodes or encodes with a module, on a mesh and a device. The result is on rank 0."""
 
 
 class Autoencoding:
@@ -61,6 +65,7 @@ class Autoencoding:
         tile = request.message.tile // pixels.scale or max(self.height, self.width)
         cut = Tiles((self.height, self.width), tile)
         self.tiles = cut if len(cut.places) > 1 else None
+        self.chunks = Chunks.of(self.vae, request.metas[0].shape, encode=self.output == "latent")
 
     def run(self, meshes: MeshCache, device: torch.device) -> Tensors:
         """Returns the result on rank 0, an empty dict on other ranks."""
@@ -71,6 +76,9 @@ class Autoencoding:
         alone, together = (meshes.get(ParallelLayout(ring=size)) for size in (1, min(ranks, parts)))
         if together is None:
             return {}
+        if not self.tiles and together.all_ranks.size == ranks and self.chunks.keep_busy(ranks):
+            with suppress(NoRoom):  # a rank would have room for a part of each frame
+                return self._run_on(together, device, self._by_time)
         # Ranks may differ in whether they know that this VAE cannot be split. Rank 0 took part in all requests.
         if self.tiles or not agree(int(bool(self.components.whole_vae)), together.all_ranks):
             try:
@@ -80,29 +88,32 @@ class Autoencoding:
                 log.warning("the VAE works on one rank: %s", reason)
         return {} if alone is None else self._run_on(alone, device)
 
-    def _run_on(self, mesh: RankMesh, device: torch.device) -> Tensors:
+    def _run_on(self, mesh: RankMesh, device: torch.device, code: Code | None = None) -> Tensors:
         message, axis = self.request.message, mesh.all_ranks
         self.request.check_finite(axis)
         with refused_alike(axis):
             check_dtype(self.dtype, device)
         with self.request.loading(self.components, "vae"):
-            module = self.components.vae(axis, self._work(axis), self.dtype)
+            module = self.components.vae(axis, self._work(axis, by_time=code == self._by_time), self.dtype)
         with ExitStack() as stack:
             stack.enter_context(counted(module, self.phase))
             measurement = stack.enter_context(measured(message, axis, device))
-            output = self._tiled(module, mesh, device) if self.tiles else self._whole(module, mesh, device)
+            code = code or (self._tiled if self.tiles else self._whole)
+            output = code(module, mesh, device)
         results = {} if axis.index else {self.output: output.cpu()}
         if measurement:
             results |= measurement.of_all_ranks()
         return results
 
-    def _work(self, axis: Axis) -> int:
+    def _work(self, axis: Axis, *, by_time: bool) -> int:
         """Return the bytes that this rank's tensors take at least."""
         scale, shape = self.vae.scale, self.request.metas[0].shape
         encodes, frames = isinstance(self.request.message, Encode), 1
         if scale.video:
             frames = self.vae.encoded_frames(shape[1]) if encodes else self.vae.pixel_frames(shape[2])
         rows, width = Partition.even(self.height, axis.size).sizes[axis.index], self.width
+        if by_time:
+            rows, frames = self.height, self.chunks.longest if encodes else self.vae.pixel_frames(self.chunks.longest)
         if self.tiles:
             tile = self.request.message.tile // scale.spatial
             rows, width = min(self.height, tile), min(width, tile)
@@ -124,6 +135,21 @@ class Autoencoding:
             local = rows.scatter(tensor, self.request.metas[0], self.sides[0].dims[0], device)
             return self.code(self.vae, module, local, tick, rows)
 
+    def _by_time(self, module: Any, mesh: RankMesh, device: torch.device) -> Tensor:
+        tensor = self.request.tensors[self.input] if self.request.tensors else None
+        meta, axis = self.request.metas[0], mesh.axes["ring"]
+        return self.chunks.process(
+            tensor, meta, self._result_shape(meta.shape), partial(self._tile, module),
+            self._ticker(axis, device, "", waits=False), axis, device,
+        )  # fmt: skip
+
+    def _result_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a video's result."""
+        scale = self.vae.scale
+        if self.output == "latent":
+            return shape[0], scale.channels, self.vae.latent_frames(shape[1]), self.height, self.width
+        return (shape[0], self.vae.pixel_frames(shape[2]), self.height * scale.spatial, self.width * scale.spatial, 3)
+
     def _tiled(self, module: Any, mesh: RankMesh, device: torch.device) -> Tensor:
         assert self.tiles
         axis = mesh.axes["ring"]
@@ -137,14 +163,14 @@ class Autoencoding:
     def _tile(self, module: Any, tile: Tensor) -> Tensor:
         return self.code(self.vae, module, tile, lambda done, total: None)
 
-    def _ticker(self, axis: Axis, device: torch.device, note: str) -> codec.ProgressCallback:
+    def _ticker(self, axis: Axis, device: torch.device, note: str, *, waits: bool = True) -> codec.ProgressCallback:
         """Return a callback that reports progress, and that raises ``Cancelled`` on all ranks alike after a cancel.
 
         Where bytes are counted it does so after each part, so that they do not depend on time.
         """
         interval = 0.0 if self.request.message.measure == "bytes" else INTERVAL
         # Who writes frames waits for those of the part before.
-        waits = self.vae.writes_each_unit and self.output == "pixels" and not self.tiles
+        waits = waits and self.vae.writes_each_unit and self.output == "pixels" and not self.tiles
         pace = Pace(axis, None if waits else device, self.request.cancelled, interval)
 
         def tick(done: int, total: int) -> None:

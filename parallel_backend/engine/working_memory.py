@@ -37,6 +37,8 @@ _CODING: dict[tuple[str, bool], tuple[float, float, float]] = {
     ("AutoencoderKLLTXVideo timestep_conditioning", True): (1.4, 0.5, 0.7),
     ("AutoencoderKLMochi", False): (28.2, 8.1, 20.1),
     ("AutoencoderKLMochi", True): (28.3, 8.1, 20.2),
+    ("VideoAutoencoderPipeline", False): (24.0, 24.0, 0.0),
+    ("VideoAutoencoderPipeline", True): (20.1, 20.0, 0.1),
 }
 """Bytes in float32 for each first-level feature of a pixel, by the kind of VAE and whether it encodes.
 

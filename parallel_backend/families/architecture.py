@@ -27,6 +27,18 @@ def single_file(name: str) -> Converter:
     return convert
 
 
+BESIDE = "config.json"
+"""Key of the metadata under which the text of the JSON file beside a file of weights is, where there is one."""
+
+
+def describes(entries: Any, class_name: str) -> bool:
+    """Whether the content of a ``config.json`` says that it belongs to a class."""
+    if not isinstance(entries, dict):
+        return False
+    named = (entries.get("model_type"), entries.get("_class_name"), entries.get("architectures"))
+    return class_name in named[:2] or named[2] == [class_name]
+
+
 class Weights:
     """The names and shapes of a component's weights, with access by diffusers' names.
 
@@ -75,6 +87,14 @@ class Weights:
         except (ValueError, RecursionError, AttributeError):
             return {}
         return entries if isinstance(entries, dict) else {}
+
+    def beside(self, class_name: str) -> dict[str, Any]:
+        """Return what the JSON file beside the weights says of this class; nothing if it describes another."""
+        try:
+            entries = json.loads(self.metadata.get(BESIDE, "{}"))
+            return entries if describes(entries, class_name) else {}
+        except (ValueError, RecursionError):
+            return {}
 
     def _in_file(self, name: str) -> str:
         for ours, theirs in self._renamed:

@@ -19,7 +19,7 @@ from ..families.registry import FAMILIES, family_of
 from ..progress import PROGRESS
 from ..protocol.model_spec import DType
 from ..protocol.tensors import DTYPES
-from ..vaes import VAE, VAES, vae_of
+from ..vaes import VAE, VAES, module_class_of, vae_of
 from .weight_source import WeightSource
 
 SUPPORTED: dict[str, tuple[str, ...]] = {
@@ -115,9 +115,7 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def load_vae(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
     """Load the VAE, a module of diffusers, with all its weights in one dtype."""
-    import diffusers
-
-    vae_class = getattr(diffusers, checkpoint.components["vae"])
+    vae_class = module_class_of(checkpoint.components["vae"])
     if checkpoint.path.is_dir():
         module = _load(vae_class, checkpoint, "vae", device, torch_dtype=dtype)
     else:

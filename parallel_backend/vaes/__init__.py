@@ -3,6 +3,9 @@
 Latent shapes and scales come from ``config.json`` alone, so asking for them does not need diffusers.
 """
 
+from importlib import import_module
+from typing import Any
+
 from ..checkpoint.checkpoint import Checkpoint
 from ..errors import InvalidRequest
 from .base import VAE, LatentScale, Scaling
@@ -11,6 +14,7 @@ from .hunyuan_video import HunyuanVideo
 from .images import Flux2, Image, TemporalDecoder
 from .ltx import LTXVideo
 from .mochi import Mochi
+from .open_sora1 import OpenSora1
 from .wan import QwenImage, Wan
 
 VAES: dict[str, type[VAE]] = {
@@ -23,8 +27,9 @@ VAES: dict[str, type[VAE]] = {
     "AutoencoderKLQwenImage": QwenImage,
     "AutoencoderKLTemporalDecoder": TemporalDecoder,
     "AutoencoderKLWan": Wan,
+    "VideoAutoencoderPipeline": OpenSora1,
 }
-"""VAE classes by the name of diffusers' class."""
+"""VAE classes by the name of the module's class."""
 
 MIN_TILE = 8
 """Smallest height and width of a tile, in rows and columns of the latent."""
@@ -47,4 +52,14 @@ def vae_of(checkpoint: Checkpoint) -> VAE:
     return vae
 
 
-__all__ = ["MIN_TILE", "VAE", "VAES", "LatentScale", "Scaling", "vae_of"]
+def module_class_of(class_name: str) -> Any:
+    """Return the module class of a VAE: diffusers' own, or ours for a VAE that diffusers does not have.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    own = VAES[class_name].own_module if class_name in VAES else ""
+    return getattr(import_module(f".{own}", __package__) if own else import_module("diffusers"), class_name)
+
+
+__all__ = ["MIN_TILE", "VAE", "VAES", "LatentScale", "Scaling", "module_class_of", "vae_of"]

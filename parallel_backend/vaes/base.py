@@ -90,6 +90,9 @@ class VAE(ABC):
     writes_each_unit: ClassVar[bool] = False
     """Whether ``decode`` writes frames in each progress unit. It writes all of them at the end otherwise."""
 
+    own_module: ClassVar[str] = ""
+    """The file beside this one that has the module's class; "" if diffusers has it."""
+
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 
@@ -118,6 +121,18 @@ class VAE(ABC):
     def encoded_frames(self, frames: int) -> int:
         """Return how many of a video's frames are encoded. An incomplete last group yields no latent frame."""
         return 1 + (frames - 1) // self.scale.temporal * self.scale.temporal
+
+    def latent_frames(self, frames: int) -> int:
+        """Return how many latent frames ``frames`` pixel frames are encoded to."""
+        return 1 + (frames - 1) // self.scale.temporal
+
+    def independent_frames(self, frames: int, *, encode: bool) -> tuple[int, ...]:
+        """Return the lengths of the parts along time that are coded without one another. Here all frames are one.
+
+        Args:
+            frames: pixel frames to encode, or latent frames to decode.
+        """
+        return (frames,)
 
     def prepare(self, module: Any) -> None:  # noqa: B027 (most need nothing)
         """Make a freshly loaded diffusers module compute what ComfyUI's does."""

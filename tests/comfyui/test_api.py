@@ -12,7 +12,8 @@ from scripts.comfy_api import ComfyClient
 
 NODES = (
     "ParallelLoader", "ParallelModel", "ParallelVAE", "ParallelLayout", "ParallelSampler", "ParallelVAEDecode",
-    "ParallelVAEEncode", "ParallelClassLabel", "ParallelOpenSora2Prompt", "ParallelOpenSora2Video",
+    "ParallelVAEEncode", "ParallelClassLabel", "ParallelOpenSora1Prompt", "ParallelOpenSora1Video",
+    "ParallelOpenSora2Prompt", "ParallelOpenSora2Video",
     "ParallelOpenSora2Sampling", "ParallelOpenSora2Guider",
 )  # fmt: skip
 LANGUAGES = ("en", "zh")

@@ -12,11 +12,13 @@ from torch import nn
 from lab.verify.vae.kinds import KINDS
 from lab.verify.vae.run import HALF, TOLERANCE, VaeCase, VaeComparison
 from parallel_backend.attention.kernels import KERNELS
+from parallel_backend.autoencoder.chunks import Chunks
 from parallel_backend.autoencoder.spatial import RowSplit, layers, watch
 from parallel_backend.autoencoder.spatial.norms import MergedNorm
 from parallel_backend.autoencoder.tiles import Tiles, TileSpace
 from parallel_backend.layout.partition import Partition
 from parallel_backend.protocol.model_spec import DType
+from parallel_backend.vaes import VAES
 from tests.ranks import driver
 
 NARROW = 8
@@ -43,6 +45,22 @@ def check(pools, folder, asked, **options):
         assert TOLERANCE < subject.error(got, wanted) <= HALF * subject.own_error(wanted)
     assert tuple(got["sent_bytes"].tolist()) == subject.formula()
     return answers[0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "frames", "encode"), [(2, 8, False), (3, 15, False), (3, 13, True), (4, 16, False), (2, 10, True)]
+)
+def test_chunks_of_time_equal_one_process(pools, tmp_path, ranks, frames, encode):
+    """Each rank has whole chunks. 16 latent frames are four of them, the last of one."""
+    case = VaeCase(kind="open_sora1", ranks=ranks, encode=encode, width=NARROW, size=(frames, 5, 3))
+    check(pools, tmp_path, case)
+
+
+def test_few_chunks_are_split_by_rows(pools, tmp_path):
+    """Two chunks would leave one of three ranks idle."""
+    chunks = Chunks.of(VAES["VideoAutoencoderPipeline"]({}), (1, 4, 10, 5, 3), encode=False)
+    assert [chunks.keep_busy(ranks) for ranks in (1, 2, 3, 4)] == [False, True, False, False]
+    check(pools, tmp_path, VaeCase(kind="open_sora1", ranks=3, width=NARROW, size=(10, 5, 3)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 from parallel_backend.errors import InvalidRequest
 
-from . import open_sora2, open_sora2_sampling
+from . import open_sora1, open_sora1_sampling, open_sora1_vae, open_sora2, open_sora2_sampling
 from .difference import Difference
 from .part import Part
 
@@ -15,6 +15,11 @@ Kind = Callable[[Part], Iterator[Difference]]
 """Compares all cells of a part."""
 
 KINDS: Mapping[str, Kind] = {
+    "v12_forward": open_sora1.forward,
+    "v12_prompts": open_sora1.prompts,
+    "v12_sampling": open_sora1_sampling.sampling,
+    "v12_vae_small": open_sora1_vae.compare,
+    "v12_vae_full": open_sora1_vae.compare,
     "v20_dcae": open_sora2.refusal,
     "v20_forward": open_sora2.forward,
     "v20_prompts": open_sora2_sampling.prompts,

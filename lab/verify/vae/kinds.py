@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from parallel_backend.vaes import module_class_of
+
 WIDTH = 32
 """Channels of the first level; published VAEs have 128 (Wan 96)."""
 
@@ -28,10 +30,8 @@ class Kind:
 
     def module(self, width: int) -> Any:
         """Return the module with random weights; latent statistics, if it has any, differ from 0 and 1."""
-        import diffusers
-
         torch.manual_seed(0)
-        module = getattr(diffusers, self.class_name)(**self.config(width)).eval().requires_grad_(False)
+        module = module_class_of(self.class_name)(**self.config(width)).eval().requires_grad_(False)
         for parameter in module.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
         for buffer in module.buffers():
@@ -116,6 +116,14 @@ def _mochi(width: int) -> Config:
     }  # fmt: skip
 
 
+def _open_sora1(width: int) -> Config:
+    wide = max(32, width)  # single files do not show the number of groups, which is 32
+    return {
+        "block_out_channels": [wide, 2 * wide, 4 * wide, 4 * wide], "layers_per_block": 2, "filters": wide,
+        "num_res_blocks": 2,
+    }  # fmt: skip
+
+
 KINDS: dict[str, Kind] = {
     "image": Kind(class_name="AutoencoderKL", config=lambda width: _image(width, 16)),
     "flux2": Kind(class_name="AutoencoderKLFlux2", config=lambda width: _image(width, 32)),
@@ -128,6 +136,7 @@ KINDS: dict[str, Kind] = {
     "ltx": Kind(class_name="AutoencoderKLLTXVideo", config=_ltx),
     "ltx_noisy": Kind(class_name="AutoencoderKLLTXVideo", config=_ltx_noisy),
     "mochi": Kind(class_name="AutoencoderKLMochi", config=_mochi),
+    "open_sora1": Kind(class_name="VideoAutoencoderPipeline", config=_open_sora1),
 }
 """By the name on the command line."""
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from parallel_backend.autoencoder import codec
+from parallel_backend.autoencoder.chunks import Chunks
 from parallel_backend.autoencoder.spatial import Unsplittable, formula
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
@@ -22,7 +23,7 @@ from parallel_backend.loading import load
 from parallel_backend.protocol.messages import Decode, Encode
 from parallel_backend.protocol.model_spec import DType, ModelSpec
 from parallel_backend.protocol.tensors import DTYPES
-from parallel_backend.vaes import vae_of
+from parallel_backend.vaes import module_class_of, vae_of
 from parallel_backend.verify import real
 
 from . import kinds, stock
@@ -153,9 +154,7 @@ class VaeComparison:
 
     def wanted(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return diffusers' result in the form of a reply, but pixels in the VAE's own range, about -1..1."""
-        import diffusers
-
-        cls = getattr(diffusers, self.checkpoint.components["vae"])
+        cls = module_class_of(self.checkpoint.components["vae"])
         module = cls.from_pretrained(str(self.checkpoint.path), subfolder="vae", torch_dtype=dtype)
         module = stock.stock(module.to(self.device).eval(), self.vae)
         with torch.no_grad():
@@ -181,6 +180,9 @@ class VaeComparison:
             raise InvalidRequest(f"{self.asked.kind} cannot be split; it runs on one rank: {reason}") from reason
         (source,), height = self.given.values(), self._size()[-2]
         cut = Partition.even(height, min(self.asked.ranks, height))
+        chunks = Chunks.of(self.vae, source.shape, encode=self.asked.encode)
+        if len(cut.sizes) == self.asked.ranks and chunks.keep_busy(self.asked.ranks):
+            return tuple(chunks.bytes_sent(rank, self.asked.ranks, source, result) for rank in range(self.asked.ranks))
         shared = (source, result, module.dtype.itemsize, len(ticks))
         return tuple(formula.bytes_sent(calls, cut, rank, *shared) for rank in range(len(cut.sizes)))
 

@@ -39,6 +39,11 @@ def decode(module: Any, latent: Tensor) -> Tensor:
         pipeline: Any = SimpleNamespace(vae=module)
         video: Tensor = LattePipeline.decode_latents(pipeline, scaled, frames, decode_chunk_size=frames)
         return video
+    if name == "VideoAutoencoderPipeline":
+        chunks, rest = divmod(latent.shape[2], module.chunk)
+        frames = chunks * module.config.micro_frame_size + (4 * rest - 3 if rest else 0)
+        whole: Tensor = module.decode(latent, frames)
+        return whole
     with Unclamped():
         pixels: Tensor = module.decode(latent).sample
     return pixels
@@ -53,6 +58,9 @@ def encode(module: Any, pixels: Tensor) -> Tensor:
         frames = module.encode(pixels.movedim(2, 1).flatten(0, 1)).latent_dist.mode()
         latents: Tensor = frames.unflatten(0, (len(pixels), -1)).movedim(1, 2)
         return latents
+    if name == "VideoAutoencoderPipeline":
+        joined: Tensor = module.encode(pixels)
+        return joined
     latent: Tensor = module.encode(pixels).latent_dist.mode()
     if name == "AutoencoderKLFlux2":
         mean, std = _flux2_statistics(module)

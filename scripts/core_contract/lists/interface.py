@@ -7,7 +7,8 @@ LOADER, SAMPLER, LAYOUT, VAE = "nodes/loader.py", "nodes/sampler.py", "nodes/lay
 CLASS_LABEL, CONNECTION, PREVIEWS = "nodes/class_label.py", "nodes/backend/connection.py", "nodes/remote/previews.py"
 PREFLIGHT, CHECKPOINTS = "nodes/remote/preflight.py", "nodes/backend/checkpoints.py"
 OPEN_SORA2 = " ".join(f"nodes/open_sora2/{name}.py" for name in ("guider", "prompt", "times", "video"))
-NODES = f"{LOADER} {SAMPLER} {LAYOUT} {VAE} {CLASS_LABEL} {OPEN_SORA2}"
+OPEN_SORA1 = " ".join(f"nodes/open_sora1/{name}.py" for name in ("prompt", "video"))
+NODES = f"{LOADER} {SAMPLER} {LAYOUT} {VAE} {CLASS_LABEL} {OPEN_SORA1} {OPEN_SORA2}"
 CHECKED = f"{LOADER} nodes/model.py {VAE}"
 PACKS = "nodes/backend/packs.py"
 

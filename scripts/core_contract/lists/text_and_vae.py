@@ -13,6 +13,7 @@ CLIP_TYPES = " ".join(
         "hunyuan_video",
         "ltx",
         "mochi",
+        "open_sora1",
         "open_sora2",
         "pixart",
         "qwen_image",

@@ -118,7 +118,7 @@ def write_files(name: str, folder: Path) -> dict[str, Any]:
     return natives
 
 
-ELSEWHERE = {"text to video (Parallel Loader, Open-Sora 2.0 file)"}
+ELSEWHERE = {f"text to video (Parallel Loader, Open-Sora {version} file)" for version in ("1.2", "2.0")}
 """Workflows with a model that ComfyUI does not have, which the family's own tests run."""
 
 

@@ -17,7 +17,7 @@ from parallel_backend.autoencoder import codec
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import Cancelled, InvalidRequest
 from parallel_backend.protocol.messages import Decode, Encode
-from parallel_backend.vaes import VAES, LatentScale, Scaling, vae_of
+from parallel_backend.vaes import VAES, LatentScale, Scaling, module_class_of, vae_of
 from tests.unit.autoencoder import vae_examples
 from tests.unit.autoencoder.vae_examples import CONFIGS
 from tests.unit.conftest import one_rank
@@ -41,6 +41,10 @@ def build(name):
 
 COMFYUI_DIFFERS = ("ltx", "ltx_noisy", "mochi")
 """VAEs whose decoder ``prepare`` changes to ComfyUI's; tests/inside_comfyui compares these with ComfyUI."""
+
+
+FILLS_UP = ("open_sora1",)
+"""VAEs that encode all frames of a video, whatever their number."""
 
 
 def prepared_vae(name, module):
@@ -88,7 +92,7 @@ def test_encode_equals_diffusers_and_drops_frames_that_fill_no_latent_frame(name
     dims = tuple(size * vae.scale.spatial for size in SIZE)
     pixels = torch.rand(2, *(() if groups is None else (encoded_frames + vae.scale.temporal - 1,)), *dims, 3).double()
     latent = codec.encode(vae, module, pixels, ignore)
-    used = pixels if groups is None else pixels[:, :encoded_frames]
+    used = pixels if groups is None or name in FILLS_UP else pixels[:, :encoded_frames]
     expected = vae_stock.encode(stock(name), used.movedim(-1, 1) * 2 - 1)
     assert latent.shape == (2, vae.scale.channels, *(() if groups is None else (groups + 1,)), *SIZE)
     torch.testing.assert_close(latent, expected.float(), atol=1e-5, rtol=1e-5)
@@ -107,13 +111,30 @@ def test_an_image_vae_processes_a_video_frame_by_frame():
         torch.testing.assert_close(encoded[:, :, i], codec.encode(vae, module, pixels[:, i], ignore))
 
 
+def convolutions(module):
+    return sum(isinstance(layer, torch.nn.Conv2d | torch.nn.Conv3d) for layer in module.modules())
+
+
+@pytest.mark.parametrize(("frames", "latents"), [(1, 1), (4, 1), (5, 2), (17, 5), (18, 6), (19, 6), (34, 10), (51, 15)])
+def test_open_sora_shortens_each_17_frames_to_5(frames, latents):
+    module = build("open_sora1")
+    vae = prepared_vae("open_sora1", module)
+    pixels = torch.rand(1, frames, 16, 8, 3).double()
+    latent = codec.encode(vae, module, pixels, ignore)
+    assert latent.shape == (1, 4, latents, 2, 1)
+    rest = latents % 5
+    assert vae.pixel_frames(latents) == latents // 5 * 17 + (4 * rest - 3 if rest else 0)
+    assert codec.decode(vae, module, latent.double(), ignore).shape[1] == vae.pixel_frames(latents)
+    first = codec.encode(vae, module, pixels[:, :17], ignore)
+    torch.testing.assert_close(latent[:, :, :5], first, atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_progress_counts_units_and_may_stop_the_work(name):
-    module, framewise = build(name), {"wan21": 5, "wan22": 5, "qwen_image": 5, "cogvideox": 2}
+    module, framewise = build(name), {"wan21": 5, "wan22": 5, "qwen_image": 5, "cogvideox": 2, "open_sora1": 17}
     vae, progress = prepared_vae(name, module), []
     latent = latent_for(vae, (5 if name in framewise else 2) if vae.scale.video else None)
-    convolutions = sum(isinstance(layer, torch.nn.Conv2d | torch.nn.Conv3d) for layer in module.decoder.modules())
-    units = framewise.get(name, convolutions)
+    units = framewise[name] if name in framewise else convolutions(module.decoder)
     pixels = codec.decode(vae, module, latent, lambda *values: progress.append(values))
     assert progress == [(i + 1, 2 * units) for i in range(2 * units)]
 
@@ -146,7 +167,7 @@ def test_decoder_noise_is_the_same_for_every_sample_and_leaves_the_generator_alo
 
 @pytest.mark.parametrize("class_name", VAES)
 def test_missing_config_entries_take_diffusers_defaults(class_name):
-    signature = inspect.signature(getattr(diffusers, class_name).__init__)
+    signature = inspect.signature(module_class_of(class_name).__init__)
     defaults = {
         name: parameter.default
         for name, parameter in signature.parameters.items()

@@ -43,6 +43,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "layers_per_block": [1] * 5,
         },
     ),
+    "open_sora1": (
+        "VideoAutoencoderPipeline",
+        {
+            "block_out_channels": [8, 8, 16, 16], "layers_per_block": 1, "filters": 8, "num_res_blocks": 1,
+            "norm_num_groups": 4,
+        },
+    ),
 }  # fmt: skip
 """Class and config of each example, by name."""
 

@@ -13,12 +13,16 @@ from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.loading.load import load_vae
 from parallel_backend.loading.row_map import converted
-from parallel_backend.vaes import vae_of
+from parallel_backend.vaes import module_class_of, vae_of
 from tests.unit.autoencoder.vae_examples import CONFIGS as EXAMPLES
 
 GROUPS: dict[str, Any] = {"block_out_channels": [32, 32, 64, 64], "layers_per_block": 1, "latent_channels": 4}
 IMAGE = GROUPS | {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
 KL = "AutoencoderKL"
+OPEN_SORA1: dict[str, Any] = {
+    "block_out_channels": [32, 64, 64, 64], "layers_per_block": 1, "filters": 32, "num_res_blocks": 2,
+    "channel_multipliers": [1, 2, 2, 3], "temporal_downsample": [True, False, True], "embed_dim": 6,
+}  # fmt: skip
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     name: EXAMPLES[name] for name in ("wan21", "wan22", "ltx", "ltx_noisy", "mochi")
 } | {
@@ -27,6 +31,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "flux2": ("AutoencoderKLFlux2", IMAGE),
     "hunyuan_video": ("AutoencoderKLHunyuanVideo", GROUPS),
     "cogvideox": ("AutoencoderKLCogVideoX", GROUPS),
+    "open_sora1": ("VideoAutoencoderPipeline", OPEN_SORA1),
 }
 SCALING = ("scaling_factor", "shift_factor", "latents_mean", "latents_std")
 
@@ -35,7 +40,7 @@ def write(path, name, metadata=None, **changes):
     """Write a file in diffusers' names and open it. A change of None drops the weight."""
     class_name, config = CONFIGS[name]
     torch.manual_seed(0)
-    module = getattr(diffusers, class_name)(**config)
+    module = module_class_of(class_name)(**config)
     weights = {key: each for key, each in (dict(module.state_dict()) | changes).items() if each is not None}
     save_file(weights, str(path), metadata=metadata)
     return module, open_checkpoint(path)

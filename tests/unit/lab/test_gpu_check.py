@@ -92,9 +92,8 @@ for module in pkgutil.walk_packages(package.__path__, "lab.gpu_check."):
 import diffusers, gguf, pytest_timeout, torchsde, transformers, comfy_kitchen
 from parallel_backend.families.modules import module_class_of
 from parallel_backend.families.registry import FAMILIES
-from lab.verify.vae.kinds import KINDS
-for name in (*FAMILIES, *(kind.class_name for kind in KINDS.values())):
-    module_class_of(name)
+from parallel_backend.vaes import VAES, module_class_of as vae_class_of
+[module_class_of(name) for name in FAMILIES], [vae_class_of(name) for name in VAES]
 diffusers.LTXPipeline, transformers.UMT5EncoderModel
 of_module, modules = importlib.metadata.packages_distributions(), {name.partition(".")[0] for name in sys.modules}
 print(json.dumps([name for module in modules for name in of_module.get(module, [])]))
