@@ -49,9 +49,8 @@ FAMILIES: Mapping[str, Row] = {
     "LTXVideoTransformer3DModel": Row(folder="ltx", name="LTXVideo"),
     "LatteTransformer3DModel": Row(folder="latte", name="Latte", in_files=False, within_frames=True),
     "MochiTransformer3DModel": Row(folder="mochi", name="Mochi"),
-    "STDiT3": Row(
-        folder="open_sora1", name="OpenSora1", own_module=True, within_frames=True
-    ),  # before PixArt, whose marks it has
+    # Before PixArt, whose marks its files have, too.
+    "STDiT3": Row(folder="open_sora1", name="OpenSora1", own_module=True, within_frames=True),
     "PixArtTransformer2DModel": Row(folder="pixart", name="PixArt"),
     "QwenImageTransformer2DModel": Row(folder="qwen_image", name="QwenImage"),
     "SD3Transformer2DModel": Row(folder="sd3", name="SD3"),
