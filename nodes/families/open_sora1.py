@@ -41,7 +41,7 @@ class OpenSora1Model(CustomModel):
         return conds | {name: comfy.conds.CONDRegular(value) for name, value in values.items()}
 
     @override
-    def scale_latent_inpaint(self, latent_image: Tensor, **kwargs: Any) -> Tensor:
+    def scale_latent_inpaint(self, sigma: Tensor, noise: Tensor, latent_image: Tensor, **kwargs: Any) -> Tensor:
         """The model gets given frames without noise."""
         return latent_image
 

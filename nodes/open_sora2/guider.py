@@ -40,6 +40,7 @@ class Guider(comfy.samplers.CFGGuider):  # type: ignore[misc]
         self.guidance = Guidance(text=text, frames=frames, oscillates=oscillates, ramp=self.frames is not None)
         self.inner_set_conds(conds)
 
+    @override
     def predict_noise(
         self, x: Tensor, timestep: Tensor, model_options: dict[str, Any] | None = None, seed: int | None = None
     ) -> Tensor:
@@ -69,6 +70,7 @@ class Guider(comfy.samplers.CFGGuider):  # type: ignore[misc]
             return Scales(text=scales.text, frames=scales.frames.to(x))
         return scales
 
+    @override
     def sample(self, noise: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Sample, and put given images over the result.
 

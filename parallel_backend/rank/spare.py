@@ -9,7 +9,9 @@ import select
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from .. import processes
 from ..protocol import rank_control
@@ -38,17 +40,25 @@ def imports() -> Iterator[None]:
     """Import what a rank uses from its start to the end of its first request, and yield after each part."""
     # diffusers asks for a GPU when it is imported. With this, torch asks NVML, which takes no memory of a GPU.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    for name in ("torch", "torch.distributed", "..engine.engine", "..distributed.process_group", "..protocol.tensors"):
+    backend = ("..engine.engine", "..distributed.process_group", "..protocol.tensors")
+    for name in ("torch", "torch.distributed", *backend, "diffusers", "transformers"):
         importlib.import_module(name, __package__)
         yield
+    from .. import vaes
+    from ..families import modules
     from ..loading.load import SUPPORTED
 
-    for package, component in (("diffusers", "transformer"), ("diffusers", "vae"), ("transformers", "text_encoder")):
-        library = importlib.import_module(package)
-        yield
+    for component, class_of in (
+        ("transformer", modules.module_class_of), ("vae", vaes.module_class_of), ("text_encoder", _of_transformers),
+    ):  # fmt: skip
         for name in SUPPORTED[component]:
-            getattr(library, name, None)  # imports the class; an older library may lack one
+            with suppress(AttributeError):  # an older library may lack one
+                class_of(name)  # imports it
             yield
+
+
+def _of_transformers(name: str) -> Any:
+    return getattr(importlib.import_module("transformers"), name)  # the module may be replaced when it imports a part
 
 
 def wait_for_role(control: socket.socket, prepare: Callable[[], Iterator[None]] = imports) -> Role:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lab.engine.unclamped import Unclamped
+from lab.verify.forward.matrix import WITHIN_FRAMES
 from lab.verify.vae.kinds import KINDS
 from lab.verify.vae.run import TOLERANCE, VaeCase, VaeComparison
 from parallel_backend.autoencoder.tiles import Tiles
@@ -38,11 +39,14 @@ def positions(layouts):
 
 
 def test_parity_tests_have_all_axes_in_both_positions():
-    """The outermost axis always has gaps, unless it begins at rank 0, and the innermost never has."""
-    exact = [layout for _, layout in (*test_exact.LAYOUTS, *test_forward.LAYOUTS)]
+    """The outermost axis always has gaps, unless it begins at rank 0, and the innermost never has.
+
+    Nothing is inside ``dsp``, which is not combined with ``tensor``.
+    """
+    exact = [layout for _, layout in (*test_exact.LAYOUTS, *test_forward.LAYOUTS)] + list(WITHIN_FRAMES)
     later, strided = positions(exact)
     assert later == {*AXES, "sequence", "weights", "even boundaries", "odd boundaries", "return"} - {"data"}
-    assert strided == {*AXES, "sequence", "weights", "even boundaries", "odd boundaries", "return"} - {"tensor"}
+    assert strided == {*AXES, "sequence", "weights", "even boundaries", "odd boundaries", "return"} - {"dsp", "tensor"}
     later, strided = positions(test_step_loops.COMBINATIONS)
     assert {"pipe", "return", "ring", "behind"} <= later
     assert {"pipe", "return", "ring", "behind"} <= strided

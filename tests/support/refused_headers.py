@@ -118,7 +118,7 @@ _LAYOUTS: Refused = {
     "warmup": (_layout(warmup=-1), "must be a whole number of at least 0"),
     "stale": (_layout(stale="x"), "leave it out to stay exact"),
     "speed": (_layout(pipe=2, balance=[0.0, 1.0]), "balance"),
-    "combination": (_layout(shard_weights=True), "shares the weights among the ranks of ring and ulysses"),
+    "combination": (_layout(shard_weights=True), "shares the weights among the ranks that split tokens"),
     "balance": (_layout(ulysses=2, balance=[1.0, 2.0]), "leave it out, or raise pipe"),
     "speeds": (_layout(pipe=2, balance=[1.0]), "balance"),
 }

@@ -20,7 +20,9 @@ GGUF = "parallel_backend/checkpoint/gguf_file.py"
 KERNELS, OPERATORS = (f"parallel_backend/attention/{name}.py" for name in ("kernels", "torch_operators"))
 STAND_INS = "nodes/remote/stand_in_layers.py"
 STOCK = "lab/verify/vae/stock.py"
+OPEN_SORA1 = "parallel_backend/families/open_sora1/module.py"
 OPEN_SORA2 = "parallel_backend/families/open_sora2/module.py"
+OPEN_SORA_VAE = "parallel_backend/vaes/open_sora1_module.py"
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ CONVERTERS = tuple(
 USES = (
     Use("diffusers.loaders.single_file_utils", "parallel_backend/families/architecture.py"),
     *CONVERTERS,
-    Use("diffusers.configuration_utils.register_to_config", OPEN_SORA2, "init"),
+    Use("diffusers.configuration_utils.register_to_config", f"{OPEN_SORA1} {OPEN_SORA2} {OPEN_SORA_VAE}", "init"),
+    Use("diffusers.models.embeddings.get_timestep_embedding", OPEN_SORA1,
+        "timesteps, embedding_dim, *, flip_sin_to_cos, downscale_freq_shift"),
     Use("diffusers.models.embeddings.apply_rotary_emb", OPEN_SORA2,
         "x, freqs_cis, *, use_real_unbind_dim, sequence_dim"),
     Use("diffusers.models.transformers.transformer_flux.FluxAttnProcessor", OPEN_SORA2, ""),

@@ -51,7 +51,8 @@ def _outcome(ranks: Ranks, layout: ParallelLayout) -> str:
 
 def layouts(ranks: int) -> list[ParallelLayout]:
     """Return every layout of ``ranks`` ranks, with single axes first, and a layout that leaves a rank idle."""
-    found = [layout for degrees in _degrees(ranks, AXES) for layout in _variants(degrees)]
+    axes = tuple(axis for axis in AXES if axis != "dsp")  # tokens of the model attend to all frames
+    found = [layout for degrees in _degrees(ranks, axes) for layout in _variants(degrees)]
     found.sort(key=lambda layout: sum(degree > 1 for degree in layout.degrees.values()))
     idle = [ParallelLayout(ulysses=ranks - 1)] if ranks > 2 else []
     return [*idle, *found]

@@ -244,7 +244,8 @@ def config(class_name: str, name: str) -> Mapping[str, Any]:
     """Return the config of a variant, with at least ``LAYERS`` layers."""
     original = examples.variant(class_name, name).config
     too_few = family_of(class_name).describe(original).layers < LAYERS
-    return {**original, "num_layers": LAYERS} if too_few else original
+    number = "depth" if "depth" in original else "num_layers"
+    return {**original, number: LAYERS} if too_few else original
 
 
 def family(class_name: str, name: str) -> Family:

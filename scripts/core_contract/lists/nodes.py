@@ -50,6 +50,17 @@ ENTRIES = (
         Node("EmptySD3LatentImage", "width height batch_size", by=WORKFLOWS, why="an empty latent"),
     ),
     *core_module(
+        "comfy_extras.nodes_cond",
+        Node("T5TokenizerOptions", "clip min_padding min_length", by=WORKFLOWS, why="how T5 pads a prompt"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_custom_sampler",
+        Node("RandomNoise", "noise_seed", by=WORKFLOWS, why="the noise of a sampler with a guider"),
+        Node("KSamplerSelect", "sampler_name", by=WORKFLOWS, why="a sampler for a guider"),
+        Node("BasicScheduler", "model scheduler steps denoise", by=WORKFLOWS, why="the sigmas of a sampler"),
+        Node("SamplerCustomAdvanced", "noise guider sampler sigmas latent_image", by=WORKFLOWS, why="runs a guider"),
+    ),
+    *core_module(
         "comfy_extras.nodes_flux",
         Node("FluxGuidance", "conditioning guidance", by=WORKFLOWS, why="the guidance of Flux"),
     ),

@@ -35,7 +35,11 @@ for _ in imports():
 from parallel_backend.loading.load import SUPPORTED
 import diffusers, transformers
 
-classes = [vars(diffusers).get(name) for part in ("transformer", "vae") for name in SUPPORTED[part]]
+def imported(name):
+    ours = [vars(module).get(name) for file, module in list(sys.modules.items()) if file.startswith("parallel_backend")]
+    return next((each for each in (vars(diffusers).get(name), *ours) if each is not None), None)
+
+classes = [imported(name) for part in ("transformer", "vae") for name in SUPPORTED[part]]
 classes += [vars(transformers).get(name) for name in SUPPORTED["text_encoder"]]
 files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdecimal()
          and os.path.exists(f"/proc/self/fd/{fd}")]
