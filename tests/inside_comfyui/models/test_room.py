@@ -231,7 +231,8 @@ def test_weights_of_other_files_or_for_another_cut_are_not_held(
     ranks = [RankStatus(rank=i, pid=i, device="cpu", memory=0, models=(model,)) for i in range(2)]
     backend = SimpleNamespace(status=lambda: SimpleNamespace(ranks=ranks))
     session.use(session.Session(backend))
-    handle = connection.Handle(spec=new, checkpoint=None)
+    checkpoint: Any = SimpleNamespace(components={"transformer": "WanTransformer3DModel"})
+    handle = connection.Handle(spec=new, checkpoint=checkpoint)
     assert {part for part in parts if handle.holds([part], ranks=2)} == held
 
 
