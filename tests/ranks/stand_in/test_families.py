@@ -24,7 +24,8 @@ def test_loop_and_forward(check, small, layout, family):
     answers = check(small(family).loop(layout, texts_differ=layout == HYBRID))
     if "pipe" not in layout:  # which prepares each patch when it first streams
         _, of_a_step = COUNTS[f"{family} {FIRSTS[family][1]}"]
-        assert len(answers[0].notes.part) <= of_a_step, answers[0].notes.part
+        waits = [wait for wait in answers[0].notes.part if "rank_speeds" not in wait.where]  # once for all requests
+        assert len(waits) <= of_a_step, waits
     if "stale" not in layout:  # a single call is exact, as in the layout without it
         check(small(family).forward(layout))
 
