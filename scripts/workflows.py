@@ -121,16 +121,18 @@ def _node(node_id: int, entry: Node, info: dict[str, Any], links: list[list[Any]
         if is_widget(kind, options):
             if name in _later_options(entry, declared):
                 continue
+            link = None
+            if isinstance(value, list):  # from another node; the page keeps a value in case that the link goes
+                link, value = _linked(value, node_id, len(inputs), kind, links), options.get("default", "")
             value = options.get("default") if value is None else value
-            inputs.append({"name": name, "type": kind, "widget": {"name": name}, "link": None})
+            inputs.append({"name": name, "type": kind, "widget": {"name": name}, "link": link})
             values += [value, "fixed"] if options.get("control_after_generate") else [value]
             continue
         slot: Node = {"name": name, "type": kind, "link": None}
         if value is None:
             slot["shape"] = 7  # how the page draws an input that is optional
         else:
-            slot["link"] = len(links) + 1
-            links.append([slot["link"], int(value[0]), value[1], node_id, len(inputs), kind])
+            slot["link"] = _linked(value, node_id, len(inputs), kind, links)
         inputs.append(slot)
     node = {"id": node_id, "type": entry["class_type"], "flags": {}, "mode": 0, "inputs": inputs}
     # Newer versions give nodes that save files outputs, which no workflow uses.
@@ -143,6 +145,12 @@ def _node(node_id: int, entry: Node, info: dict[str, Any], links: list[list[Any]
     if title := entry.get("_meta", {}).get("title"):
         node["title"] = title
     return node
+
+
+def _linked(source: list[Any], node_id: int, slot: int, kind: str, links: list[list[Any]]) -> int:
+    """Add a link from another node's output to an input; return its number."""
+    links.append([len(links) + 1, int(source[0]), source[1], node_id, slot, kind])
+    return len(links)
 
 
 def _later_options(entry: Node, declared: dict[str, tuple[str, dict[str, Any]]]) -> list[str]:
