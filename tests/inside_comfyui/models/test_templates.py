@@ -149,4 +149,5 @@ def test_both_models_of_wan_stay_loaded(executor: Executor, tmp_path: Path, back
         prompt["11"]["inputs"]["noise_seed"] = seed
         executor.run(prompt)
         loads = [{model.path: model.loads for model in rank.models} for rank in backend.status().ranks]
-        assert [{path: each.get(path) for path in files} for each in loads] == [dict.fromkeys(files, 1)] * len(loads)
+        held = [{path: each.get(path) for path in files} for each in loads if files & each.keys()]
+        assert held == [dict.fromkeys(files, 1)] * max(1, len(held))  # an earlier test may have needed more ranks
