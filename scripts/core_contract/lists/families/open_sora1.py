@@ -9,7 +9,9 @@ ENTRIES = (
     *core_module(
         "comfy.model_base",
         Overrides(
-            "BaseModel.scale_latent_inpaint(latent_image, **kwargs)", by=OPEN_SORA1, why="given frames without noise"
+            "BaseModel.scale_latent_inpaint(sigma, noise, latent_image, **kwargs)",
+            by=OPEN_SORA1,
+            why="given frames without noise",
         ),
     ),
     *core_module(
