@@ -31,7 +31,7 @@ def to_api(graph: dict[str, Any], object_info: dict[str, Any]) -> Prompt:
         values = iter(node["widgets_values"])
         for name, (kind, options) in workflows.declared_inputs(object_info[node["type"]]).items():
             if workflows.is_widget(kind, options):
-                inputs[name] = next(values, cast(Any, options.get("default")))
+                inputs.setdefault(name, next(values, cast(Any, options.get("default"))))
                 if options.get("control_after_generate"):
                     next(values)
         assert next(values, None) is None, f"{node['type']} has more values than widgets"
