@@ -25,7 +25,7 @@ class SentBytes(TorchDispatchMode):
     """Counts the bytes sent while it is entered.
 
     Attributes:
-        counting: whether one is entered in this process.
+        counting: how many are entered in this process.
         by_kind: bytes by the operator's name. They are fractions, because a tensor's size need not be divisible by the
             number of ranks.
 
@@ -33,19 +33,19 @@ class SentBytes(TorchDispatchMode):
         NotImplementedError: an operator without a formula was called; skipping it would give a wrong count.
     """
 
-    counting: ClassVar[bool] = False
+    counting: ClassVar[int] = 0
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.by_kind: dict[str, Fraction] = defaultdict(Fraction)
 
     def __enter__(self) -> Self:
-        SentBytes.counting = True
+        SentBytes.counting += 1
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        SentBytes.counting = False
+        SentBytes.counting -= 1
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     @property

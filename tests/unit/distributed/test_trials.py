@@ -51,6 +51,8 @@ def test_what_alternates_beside_them_counts_for_both():
 def test_nothing_is_tried_while_bytes_are_counted():
     row = RowTrials(trials=Trials(), axis=ALONE, tokens=1000)
     with SentBytes():
+        with SentBytes():
+            pass
         assert row.of("a", 1) is None
     trial = row.of("a", 1)
     assert trial is not None
