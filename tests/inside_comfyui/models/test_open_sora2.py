@@ -161,6 +161,18 @@ def test_the_guider_gives_what_one_process_gives(
     assert relative_error(guided(model, given), reference) < CLOSE
 
 
+@pytest.mark.parametrize("layout", ["cfg=3", "cfg=2"])
+def test_steps_of_one_branch_take_turns_with_guided_ones(
+    layout: str, file: Path, load_model: Callable[..., Any]
+) -> None:
+    """Steps 12 and 14 are not guided. A rank of ``cfg`` that had work before has none then."""
+    given, whole = KINDS["first"](), open_sora2.without_backend(file)
+    reference = guided(whole, given, steps=15)
+    assert relative_error(guided(whole, given, steps=15, oscillation=False), reference) > 0.01
+    model = load_model(layout, devices="0,1,2")
+    assert relative_error(guided(model, given, steps=15), reference) < CLOSE
+
+
 def test_a_guided_step_is_the_formula(file: Path) -> None:
     given, whole = KINDS["first"](), open_sora2.without_backend(file)
     result = guided(whole, given, steps=1)
