@@ -17,121 +17,12 @@ from diffusers.models.embeddings import get_timestep_embedding
 from einops import rearrange
 from torch import Tensor, nn
 
+from .blocks import FeedForward, SpatialBlock, TemporalBlock, modulated, plain_norm
+
 _WAVES = 256
 """Features of the sinusoids of the timestep and of the frame rate."""
 _BASE = 10000.0
 """The slowest wavelength of all sinusoids, divided by 2 pi."""
-
-
-class SelfAttention(nn.Module):
-    """Attention of all tokens of a row to one another. Queries and keys are normalised, then rotated."""
-
-    def __init__(self, width: int, heads: int, *, normalised: bool) -> None:
-        super().__init__()
-        self.num_heads, head_dim = heads, width // heads
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.q_norm = nn.RMSNorm(head_dim, eps=1e-6) if normalised else nn.Identity()
-        self.k_norm = nn.RMSNorm(head_dim, eps=1e-6) if normalised else nn.Identity()
-
-    def forward(self, tokens: Tensor, rotation: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Return the output ``[B, S, D]`` for tokens ``[B, S, D]``.
-
-        Args:
-            rotation: cosines and sines ``[S, head_dim / 2]``; None for no positions.
-        """
-        q, k, v = rearrange(self.qkv(tokens), "b s (three h d) -> three b h s d", three=3, h=self.num_heads).unbind()
-        q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None:
-            q, k = rotated(q, *rotation), rotated(k, *rotation)
-        out = F.scaled_dot_product_attention(q, k, v)
-        projected: Tensor = self.proj(rearrange(out, "b h s d -> b s (h d)"))
-        return projected
-
-
-class CrossAttention(nn.Module):
-    """Attention of tokens to the text."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.num_heads = heads
-        self.q_linear, self.kv_linear = nn.Linear(width, width), nn.Linear(width, 2 * width)
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, tokens: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the output ``[B, S, D]`` for tokens ``[B, S, D]``.
-
-        Args:
-            text: ``[B, L, D]``.
-            mask: bool ``[B, 1, 1, L]``, True for text that counts; None if all does.
-        """
-        q = rearrange(self.q_linear(tokens), "b s (h d) -> b h s d", h=self.num_heads)
-        k, v = rearrange(self.kv_linear(text), "b l (two h d) -> two b h l d", two=2, h=self.num_heads).unbind()
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        projected: Tensor = self.proj(rearrange(out, "b h s d -> b s (h d)"))
-        return projected
-
-
-class FeedForward(nn.Module):
-    """Two linear layers with a GELU between them (its tanh form)."""
-
-    def __init__(self, width: int, hidden: int, out: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, out)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return ``[..., out]`` for ``[..., width]``."""
-        out: Tensor = self.fc2(F.gelu(self.fc1(tokens), approximate="tanh"))
-        return out
-
-
-class SpatialBlock(nn.Module):
-    """Attention within each frame, cross-attention to the text and a feed-forward. The time modulates both ends.
-
-    Tokens are ``[B * T, S, D]``, one row for each frame.
-    """
-
-    def __init__(self, width: int, heads: int, hidden: int, *, normalised: bool) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = _plain_norm(width), _plain_norm(width)
-        self.attn = SelfAttention(width, heads, normalised=normalised)
-        self.cross_attn = CrossAttention(width, heads)
-        self.mlp = FeedForward(width, hidden, width)
-        self.scale_shift_table = nn.Parameter(torch.randn(6, width) / width**0.5)
-
-    def forward(
-        self, tokens: Tensor, modulation: Tensor, text: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """Return the next tokens.
-
-        Args:
-            modulation: ``[B, T, 6, D]``, one for each frame.
-            text: ``[B, L, D]``.
-            mask: see ``CrossAttention``.
-            rotation: cosines and sines ``[T, head_dim / 2]`` of the frames.
-        """
-        values = (self.scale_shift_table + modulation).flatten(0, 1).unsqueeze(2).unbind(1)
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = values
-        tokens = tokens + gate * self.attend(_modulated(self.norm1(tokens), shift, scale), len(text), rotation)
-        frames = len(tokens) // len(text)
-        by_sample = rearrange(tokens, "(b t) s d -> b (t s) d", t=frames)
-        tokens = tokens + rearrange(self.cross_attn(by_sample, text, mask), "b (t s) d -> (b t) s d", t=frames)
-        out: Tensor = tokens + mlp_gate * self.mlp(_modulated(self.norm2(tokens), mlp_shift, mlp_scale))
-        return out
-
-    def attend(self, tokens: Tensor, batch: int, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the output of self-attention within each frame. ``batch`` is the number of samples."""
-        attended: Tensor = self.attn(tokens)
-        return attended
-
-
-class TemporalBlock(SpatialBlock):
-    """The same with attention of each position to itself in all frames."""
-
-    def attend(self, tokens: Tensor, batch: int, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the output of self-attention along time."""
-        by_position = rearrange(tokens, "(b t) s d -> (b s) t d", b=batch)
-        attended: Tensor = self.attn(by_position, rotation)
-        return rearrange(attended, "(b s) t d -> (b t) s d", b=batch)
 
 
 class PatchEmbedder(nn.Module):
@@ -198,7 +89,7 @@ class FinalLayer(nn.Module):
 
     def __init__(self, width: int, values: int) -> None:
         super().__init__()
-        self.norm_final, self.linear = _plain_norm(width), nn.Linear(width, values)
+        self.norm_final, self.linear = plain_norm(width), nn.Linear(width, values)
         self.scale_shift_table = nn.Parameter(torch.randn(2, width) / width**0.5)
 
     def forward(self, tokens: Tensor, times: Times) -> Tensor:
@@ -218,7 +109,7 @@ class FinalLayer(nn.Module):
         """Normalise and modulate tokens ``[B * T, S, D]`` by an embedding ``[B, D]``."""
         modulation = (self.scale_shift_table + time.unsqueeze(1)).unsqueeze(2)
         frames = len(tokens) // len(time)
-        return _modulated(self.norm_final(tokens), *modulation.repeat_interleave(frames, dim=0).unbind(1))
+        return modulated(self.norm_final(tokens), *modulation.repeat_interleave(frames, dim=0).unbind(1))
 
 
 class RotaryFrequencies(nn.Module):
@@ -373,17 +264,3 @@ def sinusoidal_positions(grid: tuple[int, ...], scale: Tensor, width: int) -> Te
     (rows, columns), (by_row, by_column) = grid, waves
     both = [by_column.expand(rows, -1, -1), by_row[:, None].expand(-1, columns, -1)]
     return torch.cat(both, dim=-1).flatten(0, 1)
-
-
-def rotated(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs of neighbouring features of ``[B, heads, S, head_dim]`` by angles ``[S, head_dim / 2]``."""
-    even, odd = values.float().unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(values.dtype)
-
-
-def _plain_norm(width: int) -> nn.LayerNorm:
-    return nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
-
-
-def _modulated(values: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return values * (1 + scale) + shift
