@@ -17,7 +17,8 @@ from ...parallel_backend.checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Che
 from ...parallel_backend.client.retry import RetriedRequest
 from ...parallel_backend.errors import BackendError, Cancelled, OutOfMemory
 from ...parallel_backend.families.registry import FAMILIES
-from ...parallel_backend.layout.parallel_layout import ParallelLayout, auto, sharing
+from ...parallel_backend.layout.choice import auto, sharing
+from ...parallel_backend.layout.parallel_layout import ParallelLayout
 from ...parallel_backend.protocol.messages import (
     Decode,
     Encode,

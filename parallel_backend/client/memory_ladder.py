@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import NoRoom, OutOfMemory
-from ..layout.parallel_layout import ParallelLayout, less_memory
+from ..layout.choice import less_memory
+from ..layout.parallel_layout import ParallelLayout
 from ..protocol.messages import Forward, RankRequest, Sample
 from ..protocol.model_spec import ModelSpec
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
 from ..denoiser.plan import DenoisingPlan
-from ..layout.parallel_layout import ParallelLayout, sharing
+from ..layout.choice import sharing
+from ..layout.parallel_layout import ParallelLayout
 from ..loading.components import ComponentCache
 from ..loading.load import transformer_bytes
 from ..loading.offload_plan import PartSizes, with_slack

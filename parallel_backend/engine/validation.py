@@ -15,7 +15,8 @@ from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.geometry import LATENT, TIMESTEP, Geometry, Shapes
 from ..interfaces.strategy import Workload
-from ..layout.parallel_layout import ParallelLayout, auto
+from ..layout.choice import auto
+from ..layout.parallel_layout import ParallelLayout
 from ..layout.suggestions import check_fits, suggestion
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import HISTORY, Forward, Sample

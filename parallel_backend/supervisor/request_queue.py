@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import BackendError, InvalidRequest, QueueFull
-from ..layout.parallel_layout import ParallelLayout, auto
+from ..layout.choice import auto
+from ..layout.parallel_layout import ParallelLayout
 from ..layout.suggestions import check_fits
 from ..protocol import frames, rank_control
 from ..protocol.messages import Done, Error, Progress, RankRequest

@@ -21,7 +21,8 @@ from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.geometry import LATENT, TIMESTEP
 from ..interfaces.strategy import ParameterShapes
-from ..layout.parallel_layout import ParallelLayout, auto
+from ..layout.choice import auto
+from ..layout.parallel_layout import ParallelLayout
 from ..loading import load
 from ..loading.transformer_part import load_transformer
 from ..protocol.model_spec import Devices, DType

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.layout.parallel_layout import ParallelLayout, auto
+from parallel_backend.layout.choice import auto
+from parallel_backend.layout.parallel_layout import ParallelLayout
 
 
 def test_ranks_and_text():

@@ -10,7 +10,8 @@ import torch
 from parallel_backend.__main__ import main
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import family_of
-from parallel_backend.layout.parallel_layout import ParallelLayout, auto
+from parallel_backend.layout.choice import auto
+from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.verify import examples, real
 from parallel_backend.verify.report import Report, show
