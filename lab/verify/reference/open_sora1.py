@@ -18,8 +18,11 @@ from parallel_backend.interfaces.geometry import IMAGE, LATENT, TIMESTEP
 from .difference import FORWARD, Difference, of_tensors, of_texts
 from .part import Part, load_weights
 
-_IGNORED = frozenset({"enable_flash_attn", "enable_layernorm_kernel", "drop_path", "class_dropout_prob"})
-"""Settings of the authors' class that say how to compute, and nothing about what."""
+_IGNORED = frozenset({
+    "enable_flash_attn", "enable_layernorm_kernel", "enable_sequence_parallelism", "drop_path", "class_dropout_prob",
+    "only_train_temporal", "freeze_y_embedder", "input_size",
+})  # fmt: skip
+"""Settings of the authors' class that say how to compute or what to train, and nothing about the result."""
 
 
 def model(part: Part) -> OpenSora1:

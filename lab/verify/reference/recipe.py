@@ -13,6 +13,9 @@ from parallel_backend.errors import InvalidRequest
 
 from .part import Part
 
+NAMES = "_names"
+"""What ends the name of the file that says which weights the recipe makes for a part."""
+
 _TABLES = ("scale_shift_table", "y_embedding")
 _SUM_ERROR = 1e-4
 """Largest difference from a sum of the reference, for each unit of the sum of magnitudes."""
@@ -27,7 +30,7 @@ def weights(part: Part, constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         InvalidRequest: the file cannot be read, or a weight has another sum than the file says.
     """
-    file = part.file.with_name(f"{part.name}_names.json")
+    file = part.file.with_name(f"{part.name}{NAMES}.json")
     try:
         listed = json.loads(file.read_text(encoding="utf-8"))["names"]
     except (OSError, ValueError, KeyError) as error:

@@ -98,9 +98,19 @@ def test_a_value_on_the_way_is_compared_or_skipped(folder, capsys):
     assert verify(folder, capsys)[0] == 1
 
 
-def test_an_unknown_kind_is_skipped(folder, capsys):
-    write(folder, "v99_forward", {}, {})
-    assert "skipped  v99_forward" in verify(folder, capsys)[1][-2]
+@pytest.mark.parametrize("name", ["v99_forward", "v20_forwards", "v12_vae_small_names"])
+def test_an_unknown_kind_is_skipped(name, folder, capsys):
+    write(folder, name, {}, {})
+    assert any(line.startswith(f"skipped  {name}") for line in verify(folder, capsys)[1])
+
+
+def test_a_part_may_say_more_than_its_kind(folder, capsys):
+    for ending in ("json", "safetensors"):
+        (folder / f"v20_forward.{ending}").rename(folder / f"v20_forward_wide.{ending}")
+    change(folder, "v20_forward_wide", "odd.out", lambda value: value + 0.01)
+    status, lines = verify(folder, capsys)
+    assert status == 1
+    assert lines[0].startswith("FAILED   v20_forward_wide odd: ")
 
 
 def test_a_folder_without_references_is_refused(tmp_path):
