@@ -8,9 +8,6 @@ from ..architecture import Architecture, Config, Tensors, Weights, layers
 from ..flux.files import published
 from ..shared.fused_layers import of_any_width
 
-_AXES = (16, 56, 56)
-"""Features of a head that each axis of the published models rotates."""
-
 
 def _config(weights: Weights) -> Config:
     width, latent = weights.shape("x_embedder.latent.weight")
@@ -27,8 +24,23 @@ def _config(weights: Weights) -> Config:
         "joint_attention_dim": weights.columns("context_embedder.weight"),
         "pooled_projection_dim": weights.columns("time_text_embed.text_embedder.linear_1.weight"),
         "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight" in weights,
-        "axes_dims_rope": list(_AXES),
+        "axes_dims_rope": _axes(head_dim),
     }
+
+
+def _axes(head_dim: int) -> list[int]:
+    """Return how many features of a head each axis rotates, which is 16, 56 and 56 in the published models.
+
+    Raises:
+        InvalidRequest: the features make no pairs.
+    """
+    if head_dim % 2:
+        raise InvalidRequest(
+            f"the file holds an Open-Sora 2.0 with {head_dim} features a head, and an even number is needed to rotate "
+            "them in pairs"
+        )
+    side = 2 * (7 * head_dim // 32)
+    return [head_dim - 2 * side, side, side]
 
 
 def _refuse_dc_ae(latent: int, condition: int) -> None:

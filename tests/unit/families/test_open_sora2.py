@@ -33,13 +33,29 @@ def test_the_authors_names_are_recognised_before_flux(names):
     found = recognise({name: tuple(tensor.shape) for name, tensor in theirs.items()}, {}, architectures())
     config = families.module(NAME, "t2v").config
     assert (found.class_name, found.native, found.left_over) == (NAME, True, frozenset())
-    different = {key for key, value in found.config.items() if value != config[key]}
-    assert different == {"axes_dims_rope", "out_channels"}  # the first is fixed, and the second is in_channels if None
+    wanted = {**config, "axes_dims_rope": list(config["axes_dims_rope"])}
+    different = {key for key, value in found.config.items() if value != wanted[key]}
+    assert different == {"out_channels"}  # which is in_channels if None
     assert found.config["out_channels"] == config["in_channels"]
 
 
 def _shapes():
     return {name: tuple(t.shape) for name, t in open_sora2.authors_weights(families.weights(NAME)).items()}
+
+
+@pytest.mark.parametrize(("head_dim", "axes"), [(16, [4, 6, 6]), (24, [4, 10, 10]), (128, [16, 56, 56])])
+def test_the_axes_follow_from_the_width_of_a_head(head_dim, axes):
+    found = recognise(_shapes() | _norms(head_dim), {}, architectures())
+    assert found.config["axes_dims_rope"] == axes
+
+
+def test_an_odd_width_of_a_head_is_refused():
+    with pytest.raises(InvalidRequest, match="with 15 features a head, and an even number"):
+        recognise(_shapes() | _norms(15), {}, architectures())
+
+
+def _norms(head_dim):
+    return {name: (head_dim,) for name in _shapes() if name.endswith("_norm.scale")}
 
 
 def test_the_model_for_the_other_vae_is_refused():
