@@ -11,7 +11,7 @@ from ..protocol.frames import TensorMeta
 from ..protocol.messages import Forward, RankRequest, Sample
 from ..protocol.rank_control import DONE
 from ..protocol.status import LoadedModel
-from .request_queue import QueuedRequest
+from .request_queue import QueuedRequest, chosen_layout
 
 _LATENTS = {
     "Sample": "x", "Forward": "0.hidden_states", "Decode": "latent", "Encode": "pixels", "EncodeText": "ids",
@@ -96,7 +96,6 @@ def _steps(message: RankRequest, shapes: Mapping[str, tuple[int, ...]], answers:
 
 def _layout(request: QueuedRequest, models: Sequence[LoadedModel]) -> ParallelLayout | None:
     """Return the layout in which a request ran, or would have run."""
-    spec = request.message.model
-    if spec.layout or request.layout is None or request.finished is None or request.finished.code != DONE:
+    if request.layout is None or request.finished is None or request.finished.code != DONE:
         return request.layout
-    return next((model.layout for model in models if model.path == spec.path and model.stamp == spec.stamp), None)
+    return chosen_layout(request.message.model, models)

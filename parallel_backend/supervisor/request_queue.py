@@ -4,7 +4,7 @@ import logging
 import socket
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import BackendError, InvalidRequest, QueueFull
@@ -13,7 +13,8 @@ from ..layout.parallel_layout import ParallelLayout
 from ..layout.suggestions import check_fits
 from ..protocol import frames, rank_control
 from ..protocol.messages import Done, Error, Progress, RankRequest
-from ..protocol.model_spec import Devices
+from ..protocol.model_spec import Devices, ModelSpec
+from ..protocol.status import LoadedModel
 from .event_loop import DISCONNECT, EventLoop
 from .listener import answer
 
@@ -83,6 +84,16 @@ class QueuedRequest:
         if self.message.model.layout or branches is None:
             return self.message.model.layout
         return auto(self.devices.host_sizes, branches=branches)
+
+
+def chosen_layout(spec: ModelSpec, models: Sequence[LoadedModel]) -> ParallelLayout | None:
+    """Return the layout that a model's spec names, or that ``models`` of rank 0 say the ranks chose for it.
+
+    They choose by the model and by the room on their devices.
+    """
+    if spec.layout:
+        return spec.layout
+    return next((each.layout for each in models if (each.path, each.stamp) == (spec.path, spec.stamp)), None)
 
 
 class RequestQueue:

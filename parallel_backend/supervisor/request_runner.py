@@ -2,21 +2,22 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import BackendFailure, Cancelled, RankFailed
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol import rank_control
 from ..protocol.messages import Done, Error, Forward, Unload
-from ..protocol.model_spec import Devices
+from ..protocol.model_spec import Devices, ModelSpec
+from ..protocol.status import RankStatus
 from .event_loop import EventLoop
 from .limits import Limits
 from .overdue import overdue
 from .ranks.failures import STUCK, Failure
 from .ranks.generations import Generations
 from .ranks.rank_start import NotStarted
-from .request_queue import EarlyFailure, QueuedRequest, RequestQueue
+from .request_queue import EarlyFailure, QueuedRequest, RequestQueue, chosen_layout
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +66,15 @@ class RequestRunner:
     ) -> None:
         self._queue, self._generations, self._limits = queue, generations, limits
         self._events, self._may_start = events, may_start
-        self.layout: ParallelLayout | None = None
+        self._latest: tuple[ModelSpec, ParallelLayout] | None = None
         self._unsettled: _Unsettled | None = None
+
+    def layout(self, ranks: Sequence[RankStatus]) -> ParallelLayout | None:
+        """Return the layout of the running request, or of the latest that had one. None before the first."""
+        if self._latest is None:
+            return None
+        spec, layout = self._latest
+        return chosen_layout(spec, ranks[0].models if ranks else ()) or layout
 
     @property
     def settling(self) -> bool:
@@ -114,7 +122,7 @@ class RequestRunner:
             self._start_ranks(request.devices)
         elif self._generations.current.ready:
             self._queue.take()
-            self.layout = request.layout or self.layout
+            self._latest = (request.message.model, request.layout) if request.layout else self._latest
             self._generations.current.run(request.header, request.connection)
 
     def _ask_to_give_way(self, running: QueuedRequest) -> None:

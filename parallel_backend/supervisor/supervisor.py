@@ -182,7 +182,8 @@ class Supervisor:
 
     def status(self) -> Status:
         """The current status of the backend."""
-        running = self._queue.running
+        running, current = self._queue.running, self._generations.current
+        ranks = current.statuses() if current else ()
         status = Status(
             pid=os.getpid(),
             protocol=frames.VERSION,
@@ -190,10 +191,10 @@ class Supervisor:
             state=self._state(),
             running=running.id if running else None,
             queued=tuple(request.id for request in self._queue.queued),
-            layout=self._runner.layout,
+            layout=self._runner.layout(ranks),
             idle_timeout=self._idle_timeout,
             memory=processes.resident_memory(os.getpid()),
-            ranks=self._generations.current.statuses() if self._generations.current else (),
+            ranks=ranks,
             logs=str(self._endpoint.logs),
             log_problem=self.logs.problem,
             spares=self._spares.statuses(),

@@ -20,8 +20,9 @@ from parallel_backend.client.client import Client
 from parallel_backend.errors import Cancelled, InvalidRequest, RankFailed
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.endpoint import Endpoint
-from parallel_backend.protocol.messages import Progress, Sample, Trial
+from parallel_backend.protocol.messages import Forward, Progress, Sample, Trial
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
+from parallel_backend.verify import examples
 from scripts.processes import wait_until
 from tests.support import tiny
 
@@ -181,3 +182,12 @@ def test_pixels_bypass_a_stopped_supervisor_and_are_held_once(runtime: Path) -> 
     grown = processes.peak_memory(os.getpid()) - before
     assert (made == 0.5).all()
     assert grown < 1.2 * made.nbytes
+
+
+def test_the_status_has_the_layout_that_the_ranks_chose(client: Client, tmp_path: Path) -> None:
+    """The supervisor does not know that frames of this model attend only to themselves."""
+    folder = examples.write_checkpoint(tmp_path, examples.module("STDiT3", "video"))
+    model = ModelSpec(path=str(folder), devices=Devices(kind="cpu", indices=(0, 1)))
+    inputs = examples.inputs("STDiT3", "video", batch=2)
+    client.call(Forward(model=model, branches=1), {f"0.{name}": each for name, each in inputs.items()})
+    wait_until(lambda: client.status().layout == ParallelLayout(dsp=2), 5.0, "the status says dsp=2")
