@@ -4,7 +4,7 @@ Every rank of a mesh, or of the world, holds the same agreements. They are added
 requests that all ranks run. Loaded models are not among them, since a rank may free its own alone.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -54,7 +54,7 @@ class Agreements:
     Attributes:
         world: all ranks.
         kernels: the attention kernel of each kind of request.
-        layouts: what ``auto`` chose.
+        layouts: what ``auto`` chose. The most recently used is last.
         trials: what ranks that exchange heads have tried, by the mesh's serial number.
     """
 
@@ -66,6 +66,16 @@ class Agreements:
     def trials_of(self, mesh: RankMesh) -> Trials:
         """Return the trials of a mesh."""
         return self.trials.setdefault(mesh.serial, Trials())
+
+    def use_layout(self, key: LayoutKey, chosen: ChosenLayout) -> None:
+        """Keep what ``auto`` chose, as the most recently used."""
+        self.layouts.pop(key, None)
+        self.layouts[key] = chosen
+
+    def latest_layout(self, key: LayoutKey) -> ChosenLayout | None:
+        """Return the most recently used layout of the key's model, whatever layout suits roomy devices."""
+        of_model = (each for other, each in reversed(self.layouts.items()) if replace(other, layout=key.layout) == key)
+        return next(of_model, None)
 
     def forget_layouts(self, model: str) -> None:
         """Forget the layouts of a model that was unloaded: there may be more room now."""

@@ -27,7 +27,9 @@ def fit(
     """Return the plan in a layout whose weights fit on the devices, if there is one. Collective over the world.
 
     Layouts with whole weights come first. If none fits, the plan keeps its layout, and blocks stream.
-    A choice stays until a request needs more memory or the model is unloaded.
+    A choice stays until a request needs more memory or the model is unloaded. Where requests take turns that divide
+    the weights differently, such as steps with and without guidance, the one that can takes over the other's layout.
+    Otherwise each turn would load the weights anew.
 
     Args:
         plan: the request in the layout that suits roomy devices.
@@ -44,8 +46,19 @@ def fit(
             return plan
         rooms = claims_of_all(agreements.world, components.memory.claim(0))
         chosen = ChosenLayout(work=work, layout=_choose(plan, components, rooms))
-        agreements.layouts[key] = chosen
+    else:
+        latest = agreements.latest_layout(key)
+        if latest and _takes_over(replace(plan, layout=latest.layout), components, chosen, latest):
+            chosen = ChosenLayout(work=work, layout=latest.layout)
+    agreements.use_layout(key, chosen)
     return replace(plan, layout=chosen.layout)
+
+
+def _takes_over(plan: DenoisingPlan, components: ComponentCache, chosen: ChosenLayout, latest: ChosenLayout) -> bool:
+    """Whether a request, as a plan in the latest layout, leaves its own layout for that, whose weights are loaded."""
+    if plan.layout == chosen.layout or not (plan.layout.splits_weights and chosen.layout.splits_weights):
+        return False
+    return not is_refused(plan.layout, plan.workload()) and _work(plan, components) <= latest.work
 
 
 def _choose(plan: DenoisingPlan, components: ComponentCache, rooms: Sequence[Claim]) -> ParallelLayout:

@@ -65,9 +65,16 @@ def enormous(tmp_path_factory):
 
 @pytest.fixture
 def limit(pools):
-    """``limit(bytes)`` limits the memory of both ranks to that much each."""
-    yield lambda nbytes: pools(2).run(driver.limit_memory, nbytes)
-    pools(2).run(driver.limit_memory, None)
+    """``limit(bytes)`` limits the memory of both ranks to that much each; ``limit(bytes, 4)`` that of four."""
+    limited = []
+
+    def set_limit(nbytes, ranks=2):
+        limited.append(ranks)
+        pools(ranks).run(driver.limit_memory, nbytes)
+
+    yield set_limit
+    for ranks in limited:
+        pools(ranks).run(driver.limit_memory, None)
 
 
 def loads(answers, path):
@@ -178,6 +185,22 @@ def test_auto_lets_the_ranks_share_weights_that_fit_no_device(pools, checkpoints
         assert requests.relative_error(answers[0]["tensors"]["samples"], requests.stock_sample(sizes, Case())) <= 1e-5
         assert {str(layout_of(answer, path)) for answer in answers} == {chosen}
         assert loads(answers, path) == [1, 1]
+
+
+def test_steps_with_and_without_guidance_take_turns_without_a_load_each(pools, checkpoints, limit):
+    """Four ranks share the weights in pairs for two branches, and all together for one. Later all do so for both."""
+    sizes = tiny.Tiny(heads=2, layers=20, seed=8)
+    path, guided = checkpoints(heads=2, layers=20, seed=8), Case(texts=(9, 9))
+    limit(7 * sizes_of(sizes)[0] // 10 + 2 * forward_work(path), 4)
+    cases = (guided, replace(guided, texts=(9,)))
+    chosen, counted = [], []
+    for case in cases * 3:
+        answers = pools(4).run(driver.handle, *requests.forward(requests.spec(path), case))
+        assert [answer["error"] for answer in answers] == [None] * 4
+        chosen.append(str(layout_of(answers[0], path)))
+        counted.append(loads(answers, path)[0])
+    assert chosen == ["cfg=2 ulysses=2 shard_weights"] + ["ulysses=4 shard_weights"] * 5
+    assert counted == [1] + [2] * 5
 
 
 def test_a_transformer_that_fits_only_without_a_text_encoder_loads_after_it_has_left(pools, checkpoints, limit):
