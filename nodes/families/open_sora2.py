@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.families.open_sora2.times import shift
 from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import CoreText, pop_pooled_text, pop_text, split_channels
@@ -42,12 +43,20 @@ class OpenSora2Model(CustomModel):
 
         ComfyUI's nodes pass the latent of all frames with a mask that is 0 in given ones. An image, which is one
         latent frame, is never given.
+
+        Raises:
+            InvalidRequest: the mask is for another number of frames. ComfyUI would join tensors that do not fit.
         """
         noise = conditioning["noise"]
         if conditioning.get("concat_latent_image") is None or noise.shape[2] == 1:
             return None
         self.concat_keys = ("mask_inverted", "concat_image")
-        conditioning.setdefault("concat_mask", torch.zeros_like(noise[:, :1]))
+        unknown = conditioning.setdefault("concat_mask", torch.zeros_like(noise[:, :1]))
+        if unknown.ndim == noise.ndim and unknown.shape[2] != noise.shape[2]:
+            raise InvalidRequest(
+                f"the given frames are for a latent of {unknown.shape[2]} frames, and the sampler's has "
+                f"{noise.shape[2]}: sample the latent of the node that gives the frames"
+            )
         given_and_latent: Tensor = super().concat_cond(**conditioning)
         given, latent = given_and_latent[:, :1], given_and_latent[:, 1:]
         return torch.cat([given, latent * given], dim=1)

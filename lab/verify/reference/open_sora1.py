@@ -24,6 +24,9 @@ _IGNORED = frozenset({
 })  # fmt: skip
 """Settings of the authors' class that say how to compute or what to train, and nothing about the result."""
 
+_PLAIN = {"skip_y_embedder": False, "qk_norm_legacy": False}
+"""Settings that our module does not have, with the only value that it computes."""
+
 
 def model(part: Part) -> OpenSora1:
     """Return the part's model.
@@ -33,7 +36,8 @@ def model(part: Part) -> OpenSora1:
     """
     config, module_class = part.entry("config"), module_class_of(ARCHITECTURE.class_name)
     known = inspect.signature(module_class.__init__).parameters
-    unknown = sorted(config.keys() - known.keys() - _IGNORED)
+    plain = {name for name, value in _PLAIN.items() if config.get(name) == value}
+    unknown = sorted(config.keys() - known.keys() - _IGNORED - plain)
     if unknown:
         raise InvalidRequest(f"{part.file}: the setting {unknown[0]} is not known")
     module = module_class(**{name: value for name, value in config.items() if name in known})

@@ -45,8 +45,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(file: Path, load_remote: Callable[..., Loaded]) -> Callable[..., Any]:
     """``load(layout)`` returns Parallel Loader's MODEL of a file beside the small one, or of that."""
 
-    def run(layout: str, devices: str = "0,1", name: str = file.name) -> Any:
-        return load_remote(ParallelLayout.parse(layout), name=f"diffusion_models/{name}", devices=devices).model
+    def run(layout: str | None, devices: str = "0,1", name: str = file.name) -> Any:
+        parsed = None if layout is None else ParallelLayout.parse(layout)
+        return load_remote(parsed, name=f"diffusion_models/{name}", devices=devices).model
 
     return run
 
@@ -83,7 +84,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "edited": {"start": image(3, frames=17), "start_edit": 0.6},
     "image": {"length": 1, "frame_rate": 24.0},
 }
-LAYOUTS = ("ulysses=2", "cfg=2", "ring=2", "tensor=2", "pipe=2 patches=1", "ulysses=2 shard_weights")
+LAYOUTS = ("ulysses=2", "dsp=2", "cfg=2", "ring=2", "tensor=2", "pipe=2 patches=1", "dsp=2 shard_weights")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,7 +101,17 @@ def test_ranks_give_what_one_process_gives(kind: str, file: Path, load: Callable
             assert error < CLOSE, f"{sample.__name__}, {layout}: {error:.1e}"
 
 
-@pytest.mark.parametrize("layout", ["tensor=2", "ulysses=2 shard_weights"])
+def test_without_a_layout_ranks_exchange_frames(file: Path, load: Callable[..., Any], backend: FreeingClient) -> None:
+    """Three ranks have 4, 3 and 3 of 10 frames."""
+    whole, latent, options = video(open_sora1.without_backend(file), **KINDS["edited"])
+    reference = ksampler(whole, latent, **options)
+    model, latent, options = video(load(None, devices="0,1,2"), **KINDS["edited"])
+    for sample in (ksampler, parallel_sampler):
+        assert relative_error(sample(model, latent, **options), reference) < CLOSE
+    assert str(backend.status().layout) == "dsp=3"
+
+
+@pytest.mark.parametrize("layout", ["tensor=2", "dsp=2", "ulysses=2 shard_weights"])
 def test_loras_equal_comfyui(layout: str, file: Path, load: Callable[..., Any]) -> None:
     plain = open_sora1.without_backend(file)
     changes = [

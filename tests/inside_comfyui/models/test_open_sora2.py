@@ -261,6 +261,18 @@ def test_a_latent_of_another_size_is_refused_before_sampling(file: Path) -> None
     assert not whole.model.diffusion_model.inputs
 
 
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+def test_a_latent_of_more_or_fewer_frames_is_refused(
+    sample: Callable[..., Any], load_model: Callable[..., Any]
+) -> None:
+    """ComfyUI's own samplers ask for the conditioning when they begin."""
+    given = video(start=image(1))
+    del given["latent"]
+    for frames in (4, 6):
+        with pytest.raises(InvalidRequest, match=f"are for a latent of 5 frames, and the sampler's has {frames}"):
+            sample(load_model("ulysses=2"), {"samples": torch.zeros(1, 16, frames, 10, 9)}, **given)
+
+
 def test_a_conditioning_without_pooled_text_is_refused(load_model: Callable[..., Any]) -> None:
     bare = [[prompt(1)[0][0], {}]]
     with pytest.raises(InvalidRequest, match="no pooled output"):
