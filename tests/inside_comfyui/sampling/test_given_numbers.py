@@ -154,7 +154,7 @@ def test_parallel_sampler_takes_them(native: Any, loaded: Loaded, kind: Callable
 def test_parallel_sampler_names_what_is_no_number(loaded: Loaded, name: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"^{name} has the shape \[2\]"):
         parallel_sampler(loaded.model, empty_latent(), **{name: torch.ones(2)})
-    assert not loaded.client.requests
+    assert not loaded.client.work
 
 
 @pytest.mark.parametrize("kind", [np.int64, torch.tensor, float, np.float32])
