@@ -94,6 +94,7 @@ def _lora(native: Any, file: str) -> loras.Lora:
     return loras.other(native, file, seed=1)
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_a_strength_of_any_kind(kind: Callable[[float], Any], load_case: Callable[..., Any]) -> None:
     case, remote = CASES["sd3 medium"], load_case("sd3 medium", ParallelLayout.parse("ulysses=2"))
