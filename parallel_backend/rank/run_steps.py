@@ -90,7 +90,7 @@ class RunSteps:
             raise ProtocolError("its client sent what is no step of it")
         deadline = deadlines.Deadline(self._timeout, "receiving a step's tensors")
         sent = [meta for meta in self._metas if is_sent(meta, ())]
-        received = recv_tensors(connection, sent, deadline=deadline, pinned=self._pinned)
+        received = recv_tensors(connection, sent, deadline=deadline, poll=self._poll_cancelled, pinned=self._pinned)
         self._account.count_received(received)
         return {meta.name: received[meta.same or meta.name] for meta in self._metas}
 
@@ -99,4 +99,9 @@ class RunSteps:
 
     def _poll(self) -> None:
         if self._gives_way():
+            raise _GivesWay
+
+    def _poll_cancelled(self) -> None:
+        """Within a step: its client may cancel between two tensors, while another request waits for the whole step."""
+        if self._request.cancelled.is_set():
             raise _GivesWay

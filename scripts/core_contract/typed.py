@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ def messages(comfyui: Path, *targets: str) -> list[str]:
         RuntimeError: mypy is not installed, or it fails.
     """
     command = [sys.executable, "-m", "mypy", "--config-file", str(CONFIG), "--no-error-summary"]
-    command += ["--cache-dir", str(CACHES / comfy_paths.version(comfyui))]
+    command += ["--cache-dir", str(_cache(comfy_paths.version(comfyui)))]
     # nodes/ imports the backend relatively. In any other folder it would also hide ComfyUI's module of its name.
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "parallel_dit").symlink_to(comfy_paths.ROOT)
@@ -44,3 +45,11 @@ def messages(comfyui: Path, *targets: str) -> list[str]:
         raise RuntimeError(f"mypy cannot check nodes/ with {comfyui}: {done.stderr}{done.stdout}")
     lines = [line.removeprefix("parallel_dit/") for line in done.stdout.splitlines() if ": error: " in line]
     return [line for line in lines if not _OURS.search(line)]
+
+
+def _cache(version: str) -> Path:
+    """Return mypy's cache of a checkout. A new one begins as a copy of another's, most of which is torch."""
+    cache, others = CACHES / version, [each for each in CACHES.glob("*") if each.is_dir()]
+    if others and not cache.exists():
+        shutil.copytree(others[0], cache)
+    return cache

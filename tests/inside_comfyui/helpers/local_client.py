@@ -46,6 +46,11 @@ class LocalClient:
     def end_run(self) -> None:
         """Do nothing: each step is a request."""
 
+    @property
+    def work(self) -> list[Any]:
+        """The messages that make ranks compute. An ``Unload`` may be of a model of an earlier test, which is freed."""
+        return [message for message, _ in self.requests if type(message).__name__ != "Unload"]
+
     def of_kind(self, name: str) -> list[Any]:
         """Return the messages of one kind."""
         return [message for message, _ in self.requests if type(message).__name__ == name]

@@ -124,6 +124,7 @@ def test_every_setting_that_comfyui_reads_from_metadata_is_known(name: str, othe
     assert parameters - known - other == {"dtype", "device", "operations", *(parameters & {"kwargs"})}
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("prefix", ["", PREFIX])
 @pytest.mark.parametrize("name", [name for name in FIRST if "z_image" not in name])
 def test_parameters_are_read_from_native_rows(name: str, prefix: str, tmp_path: Path) -> None:

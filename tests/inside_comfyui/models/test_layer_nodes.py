@@ -52,7 +52,7 @@ def test_nodes_are_refused_before_sampling(
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"^{message}.*: remove that node"):
         sample(patch(loaded.model.clone()), empty_latent())
-    assert not loaded.client.requests
+    assert not loaded.client.work
 
 
 @pytest.mark.newest
@@ -128,7 +128,7 @@ def test_changes_of_layers_are_refused(load: Callable[..., Loaded], native: Any,
     loaded = load()
     with pytest.raises(InvalidRequest, match=f"^a node ({message}).*: remove that node"):
         ksampler(change(loaded.model.clone()), empty_latent(), steps=1)
-    assert not loaded.client.requests
+    assert not loaded.client.work
 
 
 def test_the_refusal_of_a_replaced_block_has_its_error_and_interrupts_pass(

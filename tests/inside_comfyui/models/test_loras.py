@@ -57,6 +57,7 @@ def test_names_that_comfyui_converts_equal_comfyui(
     assert relative_error(ksampler(loras.on_model(remote, change), latent, **options), reference) < CLOSE
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("form", range(len(loras._FORMS)))
 def test_every_form_of_factors_names_equals_the_first_one(form: int, load_case: Callable[..., Any]) -> None:
     case, remote = CASES["sd3 medium"], load_case("sd3 medium", ParallelLayout.parse("ulysses=2"))
@@ -67,6 +68,7 @@ def test_every_form_of_factors_names_equals_the_first_one(form: int, load_case: 
     assert torch.equal(*results)
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("kind", loras.KINDS)
 def test_other_kinds_beside_a_lora_equal_comfyui(kind: str, load_case: Callable[..., Any]) -> None:
     name = NAMES[loras.KINDS.index(kind)]

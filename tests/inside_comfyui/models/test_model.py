@@ -137,7 +137,7 @@ def test_merge_save_and_layer_patches_are_refused(loaded: Loaded) -> None:
     clone.set_model_attn2_patch(lambda *args: args)
     with pytest.raises(InvalidRequest, match="patches"):
         ksampler(clone, empty_latent())
-    assert not loaded.client.requests
+    assert not loaded.client.work
 
 
 def test_other_nodes_wrappers_see_real_predictions_once(native: Any, loaded: Loaded) -> None:
@@ -179,7 +179,7 @@ def test_a_step_that_a_cache_skips_sends_nothing(loaded: Loaded) -> None:
     cached = loaded.model.clone()
     cached.add_wrapper_with_key("diffusion_model", "skip", lambda executor, x, *args, **kwargs: torch.zeros_like(x))
     ksampler(cached, empty_latent())
-    assert not loaded.client.requests
+    assert not loaded.client.work
 
 
 def test_a_wrapper_that_changes_the_input_gets_its_prediction(native: Any, loaded: Loaded) -> None:

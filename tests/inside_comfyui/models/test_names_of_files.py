@@ -72,6 +72,7 @@ def sampled(sample: Callable[..., torch.Tensor], model: Any, name: str) -> torch
     return sample(case.patch(model), case.samples(), **options, cfg=case.cfg)
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_with_other_names_and_more_is_sampled_as_by_comfyui(
     name: str, plain: Any, folder: Path, load_remote: Callable[..., Loaded]
@@ -155,6 +156,7 @@ def test_parallel_model_takes_what_comfyuis_loaders_take(
     assert relative_error(parallel, latent(executor.run(prompt("2")))) < CLOSE
 
 
+@pytest.mark.newest
 def test_a_lora_finds_its_weights_in_such_a_file(messy: Path, executor: Executor, native_loads: list[str]) -> None:
     save_file(loras.plain(CASE.native(), "diffusion_model.", rank=3, seed=1), messy.with_name("lora.safetensors"))
     folder_paths.folder_names_and_paths["loras"][0][:] = [str(messy.parent)]

@@ -60,7 +60,7 @@ def test_a_node_of_another_pack_is_refused_by_its_name_and_says_what_to_use(
     by = "(a node|a node of Their-Pack)" if node in UNNAMED else f"{node} of Their-Pack"
     with pytest.raises(InvalidRequest, match=f"^{by} {what}; the layers of a parallel model run in .*: {instead}"):
         sampled(pack[node], loaded.model)
-    assert not loaded.client.requests
+    assert not loaded.client.work
     ksampler(loaded.model, empty_latent(), steps=1)
 
 

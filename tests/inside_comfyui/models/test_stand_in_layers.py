@@ -70,7 +70,7 @@ def test_another_class_is_refused(load: Callable[..., Loaded], sample: Callable[
     layer.__class__ = type("Halving", (Halving, type(layer)), {})
     with pytest.raises(InvalidRequest, match=f"^a node wraps or replaces the layer {LAYER}; {END}"):
         sample(loaded.model, empty_latent())
-    assert not loaded.client.requests
+    assert not loaded.client.work
 
 
 def test_layers_are_found_by_name(native: Any, loaded: Loaded) -> None:
@@ -176,4 +176,4 @@ def test_layers_that_are_wrapped_while_sampling_begins_are_refused(
     change(model)
     with pytest.raises(InvalidRequest, match=f"^a node wraps or replaces the layer text_embedding.*; {END}"):
         sample(model, empty_latent())
-    assert not loaded.client.requests
+    assert not loaded.client.work

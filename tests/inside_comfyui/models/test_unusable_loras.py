@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_used_is_refused_before_anything_moves(kind: str, 
             loras.on_model(loaded.model, (lora, 1.0))
     finally:
         root.setLevel(level)
-    assert not loaded.client.requests
+    assert not loaded.client.work
 
 
 @pytest.mark.parametrize("start", ["base_model.model.", "another."])

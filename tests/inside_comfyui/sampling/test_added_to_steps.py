@@ -95,4 +95,4 @@ def test_what_is_added_after_sampling_began_is_refused(load: Callable[..., Loade
     model.add_callback_with_key(CallbacksMP.ON_PRE_RUN, "other", late)
     with pytest.raises(InvalidRequest, match=r"^a node added the hooks .* after sampling began, .*: use KSampler$"):
         run_parallel_sampler(model, empty_latent())
-    assert not loaded.client.requests
+    assert not loaded.client.work

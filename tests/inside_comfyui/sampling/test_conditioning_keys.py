@@ -59,7 +59,7 @@ def test_an_entry_is_refused_by_its_name(loaded: Loaded, sample: Callable[..., A
     ((text, _),) = conditioning(1)
     with pytest.raises(InvalidRequest, match=f"^conditioning with {key} is not supported by the parallel model"):
         sample(loaded.model, empty_latent(), positive=[[text, {key: [torch.zeros(1, 16, 1, 6, 6)]}]])
-    assert not loaded.client.requests
+    assert not loaded.client.work
 
 
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])

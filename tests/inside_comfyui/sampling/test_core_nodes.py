@@ -50,6 +50,7 @@ def try_nodes(
     return outcomes, wrong
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("name", LIGHT)
 def test_a_share_of_the_nodes(
     name: str, core: dict[str, Any], subject_of: Callable[..., Subject], load_subject: Callable[..., Any]

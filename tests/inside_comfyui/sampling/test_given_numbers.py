@@ -94,6 +94,7 @@ def _lora(native: Any, file: str) -> loras.Lora:
     return loras.other(native, file, seed=1)
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_a_strength_of_any_kind(kind: Callable[[float], Any], load_case: Callable[..., Any]) -> None:
     case, remote = CASES["sd3 medium"], load_case("sd3 medium", ParallelLayout.parse("ulysses=2"))
@@ -154,7 +155,7 @@ def test_parallel_sampler_takes_them(native: Any, loaded: Loaded, kind: Callable
 def test_parallel_sampler_names_what_is_no_number(loaded: Loaded, name: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"^{name} has the shape \[2\]"):
         parallel_sampler(loaded.model, empty_latent(), **{name: torch.ones(2)})
-    assert not loaded.client.requests
+    assert not loaded.client.work
 
 
 @pytest.mark.parametrize("kind", [np.int64, torch.tensor, float, np.float32])

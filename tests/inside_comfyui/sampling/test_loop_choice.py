@@ -173,7 +173,7 @@ def test_approximate_layouts_refuse_comfyuis_loop(load: Callable[..., Loaded], l
             parallel_sampler(loaded.model, empty_latent(), **options)
     with pytest.raises(InvalidRequest, match=message):
         parallel_sampler(wrapped(loaded.model), empty_latent())
-    assert not loaded.client.requests
+    assert not loaded.client.work
 
 
 def test_one_patch_is_exact_and_takes_every_sampler(native: Any, load: Callable[..., Loaded]) -> None:

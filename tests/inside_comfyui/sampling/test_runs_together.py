@@ -50,6 +50,7 @@ def settled_loads(client: FreeingClient, folder: str, wanted: int) -> int:
     return found
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
 def test_an_unload_in_the_middle_of_a_run(
     sample: Callable[..., Any], load_case: Callable[..., Any], backend: FreeingClient
@@ -80,6 +81,7 @@ def test_two_models_take_turns(layout: str, load_case: Callable[..., Any]) -> No
                 assert relative_error(found, wanted[name, seed]) < CLOSE
 
 
+@pytest.mark.newest
 def test_samplers_on_one_model_with_other_loras(load_case: Callable[..., Any]) -> None:
     native, model = CASES[ONE].native(), load_case(ONE, ParallelLayout(ulysses=2))
     files = [loras.plain(native, "diffusion_model.", rank=3, seed=seed) for seed in (1, 2)]
@@ -90,6 +92,7 @@ def test_samplers_on_one_model_with_other_loras(load_case: Callable[..., Any]) -
         assert relative_error(sample(changed[place], **options_of(ONE)), wanted[place]) < CLOSE
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
 def test_a_run_of_another_model_inside_a_step(sample: Callable[..., Any], load_case: Callable[..., Any]) -> None:
     """ComfyUI itself cannot sample a model inside a step of the same one."""

@@ -101,7 +101,7 @@ def test_cfg_layout_without_guidance_is_refused(load: Callable[..., Loaded], sam
     loaded = load(ParallelLayout(cfg=2))
     with pytest.raises(InvalidRequest, match=r"layout cfg=2 .* raise the sampler.s cfg"):
         sample(loaded.model, empty_latent(), cfg=1.0)
-    assert not loaded.client.requests
+    assert not loaded.client.work
 
 
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
@@ -110,7 +110,7 @@ def test_latents_are_checked_before_anything_is_sent(loaded: Loaded, sample: Cal
     for latent, message in (({"samples": torch.ones(1, 4, 1, 6, 6)}, "has 4 channels .* on 16"), (nan, "NaN")):
         with pytest.raises(InvalidRequest, match=message):
             sample(loaded.model, latent)
-    assert not loaded.client.requests
+    assert not loaded.client.work
 
 
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
@@ -146,7 +146,7 @@ def test_unknown_conditioning_raises_an_error_that_names_it(
 ) -> None:
     with pytest.raises(InvalidRequest, match=names):
         sample(loaded.model, empty_latent(), positive=[[conditioning(1)[0][0], extra]])
-    assert not loaded.client.requests
+    assert not loaded.client.work
 
 
 def test_another_model_is_refused() -> None:

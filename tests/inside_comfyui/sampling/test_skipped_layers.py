@@ -65,6 +65,7 @@ def test_equals_comfyui_in_every_layout(
         check(name, node, layout, load_case)
 
 
+@pytest.mark.newest
 def test_a_function_may_read_the_noise_level(native: Any, load_remote: Callable[..., Loaded]) -> None:
     """Such a function cannot be called before sampling."""
 

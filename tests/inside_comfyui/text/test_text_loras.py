@@ -75,7 +75,7 @@ def test_what_would_be_ignored_is_refused_by_name(load: Callable[..., Loaded]) -
     for clip, what in ((patched, "reset_clip_options"), (wrapped, layer)):
         with pytest.raises(InvalidRequest, match=f"a node changes {what} of this CLIP"):
             encode(clip, TEXT)
-    assert not loaded.client.requests
+    assert not loaded.client.work
     assert torch.isfinite(encode(loaded.clip, TEXT)).all()
 
 

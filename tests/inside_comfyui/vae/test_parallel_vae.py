@@ -124,6 +124,7 @@ def test_a_vae_from_elsewhere_is_copied(
     assert relative_error(ours[1]["samples"], reference[1]["samples"]) < 1e-4
 
 
+@pytest.mark.newest
 @torch.no_grad()
 @pytest.mark.parametrize("loaded", [False, True], ids=["--bf16-vae", "loaded in bf16"])
 @pytest.mark.parametrize("name", FILES)

@@ -105,6 +105,7 @@ def test_encode_equals_comfyui(opened: Open, name: str) -> None:
         assert relative_error(result, expected) < 1e-4
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("encode", [False, True], ids=["decode", "encode"])
 @pytest.mark.parametrize("name", NATIVE)
 def test_half_precision_is_as_near_to_float32_as_comfyuis(opened: Open, name: str, encode: bool) -> None:

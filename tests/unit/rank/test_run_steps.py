@@ -121,6 +121,31 @@ def test_a_step_that_arrives_in_part_ends_the_run(side: Side) -> None:
     assert side.steps.next(RESULTS) is None
 
 
+def test_a_client_that_cancels_within_a_step_frees_the_ranks_at_once(side: Side) -> None:
+    side.steps = RunSteps(side.request, side.account, timeout=60.0, pinned=False, on_failure=side.failures.append)
+    side.send(Step(), (LATENT, SAME))
+    threading.Timer(0.1, side.request.cancelled.set).start()
+    start = time.monotonic()
+    assert side.steps.next(RESULTS) is None
+    assert time.monotonic() - start < 5.0
+    assert side.steps.answered
+
+
+def test_a_request_that_waits_does_not_break_a_step_that_has_begun(side: Side) -> None:
+    latent = torch.arange(6.0).reshape(2, 3)
+    side.send(Step(), (LATENT, SAME))
+
+    def rest() -> None:
+        side.request.gives_way.set()
+        time.sleep(0.2)
+        side.sock.sendall(bytes_of(latent))
+
+    threading.Timer(0.1, rest).start()
+    found = side.steps.next(RESULTS)
+    assert found is not None
+    assert torch.equal(found["0.hidden_states"], latent)
+
+
 def test_garbage_ends_the_run(side: Side) -> None:
     side.sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
     assert side.steps.next(RESULTS) is None
