@@ -27,7 +27,7 @@ NATIVE = {
     "Mochi": "mochi t2v", "PixArt": "pixart alpha", "Qwen-Image": "qwen_image image",
     "Qwen-Image-Edit": "qwen_image edit", "SD3": "sd3 medium", "Wan T2V": "wan t2v", "Wan I2V": "wan i2v 2.1",
     "Z-Image": "z_image image", "CogVideoX 1.5": "cogvideox 1.5", "CogVideoX 1.5 I2V": "cogvideox 1.5 i2v",
-    "Chroma": "chroma guided",
+    "Chroma": "chroma guided", "Krea-2": "krea2 image", "Krea-2 with references": "krea2 references",
 }  # fmt: skip
 """Cases of ComfyUI's own classes, by the name that the page shows."""
 CUSTOM = {"CogVideoX 5B": "cogvideox 5b", "DiT": "dit", "Latte": "latte"}
