@@ -48,7 +48,7 @@ class Denoiser:
         self.experts, self.mesh, self.plan, self.kernel, self.on_forward = experts, mesh, plan, kernel, on_forward
         self.place = plan.layout.coordinates(mesh.all_ranks.index)
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
-        self.samples = {i: BatchSplit.samples(mesh, plan.latents[i][0], self.place) for i in range(plan.branches)}
+        self.samples = {i: BatchSplit.samples(mesh, plan.samples[i], self.place) for i in range(plan.branches)}
         self._common = common_image_tokens(plan.extents)
         self._batches: list[list[int]] | None = None
         self.boundary = stage_boundary.StageBoundary(mesh.axes["pipe"], mesh.pipe_links or ())
@@ -104,9 +104,12 @@ class Denoiser:
         return torch.stack(list(shards.values()))
 
     def latent(self, guided: Tensor) -> Tensor:
-        """The latent of guided tokens ``[B, tokens, values]`` from ``comparable``, on every rank of the sequence."""
+        """The latent of guided tokens ``[B, tokens, values]`` from ``comparable``, on every rank of the sequence.
+
+        Several latents are packed, as in ``gather``.
+        """
         whole = self._splits[0].unshard(guided, IMAGE) if self._common is None else guided
-        return self.experts.current.unpatchify(whole, self.plan.latents[0][2:])
+        return self.experts.current.prediction(whole, self.plan.sizes())
 
     def gather(self, shards: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The whole predictions ``[B, C, ...]`` of all branches on rank 0; empty on other ranks."""
@@ -175,7 +178,7 @@ class Denoiser:
             return {}
         shapes = {}
         for i in BatchSplit.branches(self.mesh, self.plan.branches, place):
-            samples = BatchSplit.samples(self.mesh, self.plan.latents[i][0], place)
+            samples = BatchSplit.samples(self.mesh, self.plan.samples[i], place)
             tokens = self._splits[i].streams[IMAGE].sizes[place["sequence"]]
             shapes[i] = torch.Size((samples.stop - samples.start, tokens, self.plan.extents[i].values))
         return shapes
@@ -189,7 +192,7 @@ class Denoiser:
                 shard = part[branch].view(by_rank[rank][branch])
                 rows.setdefault(self.plan.layout.coordinates(rank)["data"], []).append(shard)
         tokens = concat([concat(shards, dim=1) for _, shards in sorted(rows.items())])
-        return self.experts.current.unpatchify(tokens, self.plan.latents[branch][2:])
+        return self.experts.current.prediction(tokens, self.plan.sizes(branch))
 
 
 def rows(inputs: Inputs) -> list[dict[str, Tensor]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..progress import PROGRESS
-from .geometry import Extent, Geometry, Shapes
+from .geometry import LATENT, Extent, Geometry, Shape, Shapes
 from .state import State
 from .tensor_cuts import Cuts
 
@@ -88,9 +88,10 @@ class Family(ABC):
         first_layer: name of the layer that the patches pass first. Its dtype is the activations'.
         values_alive: values that are alive at once in a forward, for each value of the streams between blocks, as
             ``python -m lab working-memory`` measures it.
+        latents: names of the inputs that are predicted, in the order in which ComfyUI packs them into one flat latent.
         frame_timesteps: whether each latent frame may have its own timestep, ``[B, T]``.
         float16: whether its activations fit into float16. As in ComfyUI, by its ``supported_inference_dtypes``.
-        required: names of the inputs that a branch must have besides the latent and the timestep. All are batch first.
+        required: names of the inputs that a branch must have besides the latents and the timestep. All are batch first.
         optional: names of the inputs that a branch may have. All are batch first.
         geometry: the static numbers of the model.
         module: the diffusers transformer.
@@ -105,6 +106,7 @@ class Family(ABC):
     defaults: ClassVar[Mapping[str, Any]]
     first_layer: ClassVar[str]
     values_alive: ClassVar[float]
+    latents: ClassVar[tuple[str, ...]] = (LATENT,)
     frame_timesteps: ClassVar[bool] = False
     float16: ClassVar[bool] = True
     required: ClassVar[tuple[str, ...]]
@@ -233,9 +235,18 @@ class Family(ABC):
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
         """Turn predicted tokens ``[B, S, values]`` into ``[B, C, *size]``."""
 
+    def prediction(self, tokens: Tensor, sizes: Sequence[Shape]) -> Tensor:
+        """Turn predicted tokens ``[B, S, values]`` into the prediction of all ``latents``, packed if there are several.
+
+        Args:
+            sizes: the picture's size, and the shapes of the other latents without the batch.
+        """
+        (size,) = sizes
+        return self.unpatchify(tokens, size)
+
     @abstractmethod
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Run diffusers' own forward on the same inputs. The result has the form of ``unpatchify``."""
+        """Run diffusers' own forward on the same inputs. The result has the form of ``prediction``."""
 
     @staticmethod
     @abstractmethod

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 LATENT = "hidden_states"
 """Input name of the latent ``[B, C, (T,) H, W]``, in ComfyUI's form: patches are not packed into channels."""
 
+SOUND = "audio_hidden_states"
+"""Input name of the latent of the sound, ``[B, C, ...]``, of families that predict picture and sound together."""
+
 TIMESTEP = "timestep"
 """Input name of the timestep ``[B]``, as ComfyUI's model class of the family passes it."""
 
@@ -19,7 +22,8 @@ IMAGE = "image"
 TEXT = "text"
 """The stream of text tokens in joint attention."""
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,9 +87,9 @@ class PipeFusion:
         setting, boundaries = self.setting, self.mesh.pipe_links
         assert boundaries is not None
         return_axis = boundaries[-1]
-        extent, size = self.plan.extents[0], self.plan.latents[0][2:]
+        extent = self.plan.extents[0]
         family = setting.denoiser.experts.at(setting.time(self.calls[0].sigma))
-        patches = PatchIndices.of(family, self.image, extent.values, size)
+        patches = PatchIndices.of(family, self.image, extent.values, self.plan.sizes())
         preview = setting.message.previews and return_axis.ranks[0] == 0
         if self.boundary.first:
             sigmas = [call.sigma for call in self.calls]
@@ -145,7 +145,7 @@ class PipeFusion:
             return
         kept: dict[str, Tensor] = {}
         # A data group without samples does not come here, so the others cannot gather.
-        whole_batch = self.plan.latents[0][0] >= self.mesh.layout.data
+        whole_batch = self.plan.samples[0] >= self.mesh.layout.data
         if following and self.first and self.setting.message.keep and whole_batch:
             kept = self.setting.kept(replace(following, x=self.first.noised.clone(), history=()))
         self.setting.report_step(self._step_of(index), preview, kept, self.report)
@@ -167,4 +167,4 @@ class PipeFusion:
             whole = [split.unshard(tokens, IMAGE)[:, : end - start] for split, tokens in parts]
             tokens = self.setting.guided(torch.stack(whole))
         self._tokens[:, start:end] = tokens
-        return self.stage.family(task).unpatchify(self._tokens, self.plan.latents[0][2:])
+        return self.stage.family(task).prediction(self._tokens, self.plan.sizes())
