@@ -25,6 +25,9 @@ class AttentionSite:
     Attributes:
         module: the attention module.
         streams: names of the streams that attend to one another, in the order in which the module concatenates them.
+        queries: the streams of the queries if these are not the keys' own; ``streams`` are the keys' then, which are
+            split. Every rank holds the queries' streams whole (``Extent.whole``). Attention to keys that every rank
+            holds whole is local, and no site.
         each_sample: whether the module computes attention once per sample instead of once for the whole batch.
         repeats: how often the module repeats each head of its keys and values, one after another, before it calls
             attention; 1 if it leaves that to attention (``enable_gqa``), or if each query head has its own key head.
@@ -34,6 +37,7 @@ class AttentionSite:
     streams: tuple[str, ...]
     each_sample: bool = False
     repeats: int = 1
+    queries: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +233,10 @@ class Family(ABC):
 
     @abstractmethod
     def head(self, state: State) -> Tensor:
-        """Return the prediction of the image tokens, ``[B, S, values]``, token by token: a shard is enough."""
+        """Return the prediction of the image tokens, ``[B, S, values]``, token by token: a shard is enough.
+
+        Several predicted streams (``Extent.predicted``) are concatenated in their order.
+        """
 
     @abstractmethod
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
@@ -239,6 +246,7 @@ class Family(ABC):
         """Turn predicted tokens ``[B, S, values]`` into the prediction of all ``latents``, packed if there are several.
 
         Args:
+            tokens: one predicted stream after the other. Tokens of references may follow the latents'.
             sizes: the picture's size, and the shapes of the other latents without the batch.
         """
         (size,) = sizes

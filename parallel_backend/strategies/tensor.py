@@ -62,8 +62,9 @@ class TensorParallel:
             for summed in workload.geometry.all_reduces:
                 tokens = extent.context.get(summed.tokens)
                 if tokens is None:
-                    parts = Partition.even(extent.streams[summed.tokens], layout.sequence)
-                    tokens = max(parts.sizes[place["sequence"]], summed.min_rows)
+                    whole = summed.tokens in extent.whole
+                    parts = Partition.even(extent.streams[summed.tokens], 1 if whole else layout.sequence)
+                    tokens = max(parts.sizes[0 if whole else place["sequence"]], summed.min_rows)
                 size = summed.itemsize or workload.itemsize
                 summed_bytes += samples * extent.rows * summed.count * tokens * summed.width * size
         return 2 * (layout.tensor - 1) * summed_bytes // layout.tensor
