@@ -46,6 +46,7 @@ FAMILIES: Mapping[str, Row] = {
     "FluxTransformer2DModel": Row(folder="flux", name="Flux"),
     "HunyuanVideoTransformer3DModel": Row(folder="hunyuan_video", name="HunyuanVideo"),
     "Krea2Transformer2DModel": Row(folder="krea2", name="Krea2"),
+    "LTX2VideoTransformer3DModel": Row(folder="ltx2", name="LTX2"),  # before LTX-Video's marks
     "LTXVideoTransformer3DModel": Row(folder="ltx", name="LTXVideo"),
     "LatteTransformer3DModel": Row(folder="latte", name="Latte", in_files=False, within_frames=True),
     "MochiTransformer3DModel": Row(folder="mochi", name="Mochi"),

@@ -115,9 +115,12 @@ class _Style:
             case HeadsNorm(heads):
                 self._shrink(module, "weight", 0, (heads,))
                 module.forward = _HeadsNorm(module, heads, group)
-            case HeadOutputs(heads):
+            case HeadOutputs(heads, dim):
                 (local,) = local_ranges((heads,), self.axis.size, self.axis.index)
-                module.register_forward_hook(lambda _module, _inputs, outs: tuple(out[..., local] for out in outs))
+                start, length = local.start, local.stop - local.start
+                module.register_forward_hook(
+                    lambda _module, _inputs, outs: tuple(out.narrow(dim, start, length) for out in outs)
+                )
             case ParameterCut(name, dim, segments):
                 self._shrink(module, name, dim, segments)
             case HeadCounts(attributes):

@@ -42,9 +42,8 @@ class WholeQueries:
             for site, count in workload.sites(layout, place):
                 if site.queries is None:
                     continue
-                rows = workload.heads(layout, site, place).queries.total * sum(
-                    extent.streams[name] for name in site.queries
-                )
+                queries = sum(extent.streams[name] for name in site.queries)
+                rows = workload.heads(layout, site, place).queries.total * queries
                 own, width = Partition.even(rows, ranks).sizes[place["sequence"]], site.head_dim * workload.itemsize
                 sent += samples * count * ((rows - own) * (width + _LSE) + (ranks - 1) * own * width)
         return sent
