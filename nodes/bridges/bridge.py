@@ -58,6 +58,11 @@ class CoreText:
         """
         for component, supported in self.components.items():
             class_name = checkpoint.components.get(component)
+            if not supported:
+                raise InvalidRequest(
+                    f"{checkpoint.name}: ComfyUI's text encoder of this family needs weights of the model's single "
+                    "file: load the text encoders with ComfyUI's own nodes instead"
+                )
             if class_name not in supported and not (class_name is None and component in self.optional):
                 raise InvalidRequest(
                     f"{checkpoint.name}: {component} is {class_name or 'missing'}, and this family's CLIP needs "
@@ -133,6 +138,13 @@ class Bridge(ABC):
 
         Raises:
             InvalidRequest: an argument is missing, or its value is not supported.
+        """
+
+    def check_options(self, transformer_options: Mapping[str, Any]) -> None:
+        """Refuse options that ComfyUI's class of this family alone knows and that need the layers in this process.
+
+        Raises:
+            InvalidRequest: there is such an option.
         """
 
     def loop_inputs(self, model: Any) -> dict[str, Tensor]:

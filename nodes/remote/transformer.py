@@ -232,6 +232,7 @@ class RemoteTransformer(LooksNative, nn.Module):
             InvalidRequest: a node needs the layers in this process.
         """
         check_options(transformer_options)
+        self.bridge.check_options(transformer_options)
         self._check_once()
         skipped = skipped_blocks(transformer_options, self.bridge.replaceable_blocks)
         indices = list(transformer_options.get("cond_or_uncond") or [0])

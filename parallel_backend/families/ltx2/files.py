@@ -111,7 +111,8 @@ _LAYERS = layers("""
 ARCHITECTURE = Architecture(
     class_name="LTX2VideoTransformer3DModel",
     native=("audio_patchify_proj.weight", "audio_adaln_single.linear.weight",
-            "transformer_blocks.0.scale_shift_table_a2v_ca_audio", "transformer_blocks.0.video_to_audio_attn.to_q.weight"),
+            "transformer_blocks.0.scale_shift_table_a2v_ca_audio",
+            "transformer_blocks.0.video_to_audio_attn.to_q.weight"),
     diffusers=("audio_proj_in.weight", "audio_time_embed.linear.weight",
                "transformer_blocks.0.audio_a2v_cross_attn_scale_shift_table",
                "transformer_blocks.0.video_to_audio_attn.to_q.weight"),
