@@ -140,7 +140,7 @@ class Bridge(ABC):
             InvalidRequest: an argument is missing, or its value is not supported.
         """
 
-    def check_options(self, transformer_options: Mapping[str, Any]) -> None:
+    def check_options(self, transformer_options: Mapping[str, Any]) -> None:  # noqa: B027 (most have none)
         """Refuse options that ComfyUI's class of this family alone knows and that need the layers in this process.
 
         Raises:

@@ -81,10 +81,8 @@ class LTX2(Bridge):
         """Return the widths of the text connectors, which follow from those of the text that they make."""
         config = self.config
         if config["use_prompt_embeddings"]:
-            return {
-                "connector_num_attention_heads": 30,
-                "connector_attention_head_dim": config["caption_channels"] // 30,
-            }
+            width = config["caption_channels"] // 30
+            return {"connector_num_attention_heads": 30, "connector_attention_head_dim": width}
         heads, audio_heads = config["num_attention_heads"], config["audio_num_attention_heads"]
         return {
             "connector_num_attention_heads": heads,
@@ -142,7 +140,8 @@ class LTX2(Bridge):
         }
         if "attention_mask" in call_args:
             inputs["encoder_attention_mask"] = call_args.pop("attention_mask").bool()
-        inputs |= _times(timestep, mask, call_args.pop("audio_denoise_mask", None))
+        sound_timestep = call_args.pop("a_timestep", timestep)  # ComfyUI's ``forward`` splits the pair
+        inputs |= _times(timestep, sound_timestep, mask, call_args.pop("audio_denoise_mask", None))
         generated = call_args.pop("generated_keyframes", None)
         if self.config.get("use_keyframes_abs_pos_embedding"):
             inputs["keyframes_mask"] = self._single_frames(picture, coords, keyframes, generated)
@@ -153,10 +152,8 @@ class LTX2(Bridge):
         native: Any = self.native_class
         holder = SimpleNamespace(patchifier=PATCHIFIER)
         holder.tokens_per_latent_frame = partial(native.tokens_per_latent_frame, holder)
-        guides = 0 if keyframes is None else keyframes.shape[2]
-        mask: Tensor = native.keyframes_abs_pos_mask(
-            holder, coords.clone(), list(picture.shape), None, guides, generated
-        )
+        guides, shape = 0 if keyframes is None else keyframes.shape[2], list(picture.shape)
+        mask: Tensor = native.keyframes_abs_pos_mask(holder, coords.clone(), shape, None, guides, generated)
         return mask
 
     def family_latent_scale(self) -> LatentScale:
@@ -185,17 +182,15 @@ def _video_coords(picture: Tensor, keyframes: Tensor | None, mask: Tensor | None
     return torch.cat([coords[:, :, : coords.shape[2] - count], given], dim=2)
 
 
-def _times(timestep: Any, mask: Tensor | None, sound_mask: Tensor | None) -> dict[str, Tensor]:
+def _times(times: Tensor, sound_times: Tensor, mask: Tensor | None, sound_mask: Tensor | None) -> dict[str, Tensor]:
     """Return the timestep, and the weights of tokens where masks give them."""
-    times, sound_times = timestep if isinstance(timestep, tuple | list) else (timestep, timestep)
     weights, given = dict[str, Tensor](), list[tuple[Tensor, Tensor]]()
     if mask is not None:
         weights["token_weights"] = rearrange(PATCHIFIER.patchify(mask[:, :1])[0], "b s 1 -> b s")
         given.append((rearrange(times, "b s 1 -> b s"), weights["token_weights"]))
     if sound_mask is not None:
-        weights["audio_token_weights"] = rearrange(
-            AUDIO_PATCHIFIER.patchify(sound_mask[:, :1, :, :1])[0], "b s 1 -> b s"
-        )
+        tokens, _ = AUDIO_PATCHIFIER.patchify(sound_mask[:, :1, :, :1])
+        weights["audio_token_weights"] = rearrange(tokens, "b s 1 -> b s")
         given.append((rearrange(sound_times, "b s 1 -> b s"), weights["audio_token_weights"]))
     if len(given) == 1:  # the other one's is the timestep itself
         time = sound_times if sound_mask is None else times

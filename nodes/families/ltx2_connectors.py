@@ -1,7 +1,7 @@
 """LTX-2's text connectors: layers of the transformer's file that ComfyUI runs on a prompt before it samples.
 
-They are few (two to eight layers for each of picture and sound), and diffusers' transformer lacks them. So ComfyUI's own
-class runs them here, once for each prompt of a sampling, as ComfyUI does. The text encoder of ComfyUI 0.8 has them
+They are few (two to eight layers for each of picture and sound), and diffusers' transformer lacks them. So ComfyUI's
+own class runs them here, once for each prompt of a sampling, as ComfyUI does. The text encoder of ComfyUI 0.8 has them
 instead, and asks for nothing here.
 """
 
@@ -81,13 +81,13 @@ def _read(module: Any, checkpoint: Checkpoint) -> None:
 def _value(stored: StoredTensor | None, name: str, checkpoint: Checkpoint) -> Tensor:
     if stored is None:
         raise InvalidRequest(
-            f"{checkpoint.name} lacks the text connectors of LTX-2 ({name}), through which a prompt has to go: choose a "
-            "file that has them, as the published ones do"
+            f"{checkpoint.name} lacks the text connectors of LTX-2 ({name}), through which a prompt has to go: choose "
+            "a file that has them, as the published ones do"
         )
     if stored.dtype not in TORCH_DTYPES:
         raise InvalidRequest(
-            f"{checkpoint.name}: the text connectors are compressed ({name} is {stored.dtype}), which is not supported: "
-            "choose a file whose connectors are not"
+            f"{checkpoint.name}: the text connectors are compressed ({name} is {stored.dtype}), which is not "
+            "supported: choose a file whose connectors are not"
         )
     data = np.fromfile(stored.file, np.uint8, count=stored.bytes, offset=stored.offset)
     return torch.from_numpy(data).view(TORCH_DTYPES[stored.dtype]).reshape(stored.shape)

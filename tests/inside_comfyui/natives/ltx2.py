@@ -33,7 +33,7 @@ _NEWER_UNET = {
     "connector_num_attention_heads": 32, "connector_attention_head_dim": 8, "audio_connector_num_attention_heads": 32,
     "audio_connector_attention_head_dim": 4, "connector_apply_gated_attention": True,
 }  # fmt: skip
-_NEWEST = {"ff_bias": False, "use_prompt_adaln_single": False, "use_keyframes_abs_pos_embedding": True}
+_NEWEST = {"ff_bias": False, "use_keyframes_abs_pos_embedding": True}
 SIZE, SOUND = (4, 3, 5), (8, 27, 16)
 """Of the picture, which is not divisible by two, and of the sound: 25 frames of 160 x 96."""
 
