@@ -22,6 +22,9 @@ from ..bridges.refusals import layers_unavailable
 from .ltx import SCALE, check_guides, unweighted
 from .ltx2_connectors import TextConnectors
 
+_HEARS_FIRST = "vx_norm3" not in av_model.BasicAVTransformerBlock.forward.__code__.co_varnames
+"""Whether in this version of ComfyUI the sound attends to the picture after the picture has attended to the sound."""
+
 PATCHIFIER, AUDIO_PATCHIFIER = SymmetricPatchifier(1, start_end=True), AudioPatchifier(1, start_end=True)
 
 _SWITCHES = ("run_vx", "run_ax", "a2v_cross_attn", "v2a_cross_attn")
@@ -137,7 +140,7 @@ class LTX2(Bridge):
             "encoder_hidden_states": pop_text(call_args),
             "frame_rate": torch.full((len(picture),), as_float(call_args.pop("frame_rate", 25), "frame_rate")),
             "video_coords": coords.float(),
-        }
+        } | ({"heard_share": torch.ones(len(picture))} if _HEARS_FIRST else {})
         if "attention_mask" in call_args:
             inputs["encoder_attention_mask"] = call_args.pop("attention_mask").bool()
         sound_timestep = call_args.pop("a_timestep", timestep)  # ComfyUI's ``forward`` splits the pair

@@ -86,7 +86,8 @@ def extent_of(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> 
     tokens, text = math.prod(size), check_text(shapes["encoder_hidden_states"], sum(text_widths(config)))
     sound, reference = _sound_tokens(config, shapes), shapes.get("reference_sound", (batch, 0))[1]
     _check(shapes, "encoder_attention_mask", (batch, text), f"the text has {text} tokens")
-    _check(shapes, "frame_rate", (batch,), "one number per sample is needed")
+    for name in ("frame_rate", "heard_share"):
+        _check(shapes, name, (batch,), "one number per sample is needed")
     _check(shapes, "video_coords", (batch, 3, tokens, 2), f"the latent has {tokens} tokens with 3 coordinates")
     for name in ("token_weights", "keyframes_mask"):
         _check(shapes, name, (batch, tokens), f"the latent has {tokens} tokens")

@@ -21,6 +21,7 @@ from ...interfaces.state import State
 from ...interfaces.tensor_cuts import Cuts
 from ..shared.patchify import to_latent
 from ..shared.streams import at_least_one
+from .later_keys import LaterKeys
 from .numbers import FIXED, cuts_of, extent_of, geometry_of, text_widths
 
 _FRAME_RATE = 25.0
@@ -49,6 +50,8 @@ class LTX2(Family):
       picture and of the sound; 0 for clean ones;
     - ``gate_weights`` ``[B, 2]``: factors on the timestep of the gates: the picture's and the sound's largest weight.
       ComfyUI gates what comes from the other one by the other one's. Without it, as in diffusers, by its own;
+    - ``heard_share`` ``[B]``: 1 if the sound attends to the picture after the picture has attended to the sound, as in
+      newer versions of ComfyUI; 0, as without it, if both attend to what the other one was;
     - ``keyframes_mask`` ``[B, S]``: True for tokens of a single video frame, which LTX-2.5 marks;
     - ``reference_sound`` ``[B, R, 128]`` and ``reference_seconds`` ``[B, R, 2]``: tokens of a voice to imitate, and
       when each starts and ends.
@@ -71,7 +74,7 @@ class LTX2(Family):
     required: ClassVar = ("encoder_hidden_states",)
     optional: ClassVar = (
         "encoder_attention_mask", "frame_rate", "video_coords", "token_weights", "audio_token_weights", "gate_weights",
-        "keyframes_mask", "reference_sound", "reference_seconds",
+        "heard_share", "keyframes_mask", "reference_sound", "reference_seconds",
     )  # fmt: skip
 
     @staticmethod
@@ -89,7 +92,7 @@ class LTX2(Family):
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
         layers = self.module.transformer_blocks
         blocks = [Block(run=self._modulate)]
-        blocks += [Block(run=partial(self._run_layer, layer), modules=(layer,)) for layer in layers]
+        blocks += [Block(run=partial(self._run_layer, layer, LaterKeys(layer)), modules=(layer,)) for layer in layers]
         sites = [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
         across = [AttentionSite(module=each.video_to_audio_attn, streams=(IMAGE,), queries=(AUDIO,)) for each in layers]
         return blocks, [*sites, *across]
@@ -111,6 +114,7 @@ class LTX2(Family):
         }
         times_by_stream = self._times(inputs)
         context = self._text(inputs) | self._prompt(times_by_stream)
+        context |= {name: inputs[name] for name in ("heard_share",) if name in inputs}
         for stream, times in times_by_stream.items():
             for name, time in times.items():
                 if time.shape[1] == 1:
@@ -245,8 +249,10 @@ class LTX2(Family):
         modulation, embedded = (rearrange(rows, "(b n) d -> b n d", b=len(time)) for rows in found)
         return modulation, embedded
 
-    def _run_layer(self, layer: nn.Module, state: State) -> State:
-        picture, sound = layer(**self._arguments(state))
+    def _run_layer(self, layer: nn.Module, keys: LaterKeys, state: State) -> State:
+        arguments, share = self._arguments(state), state.context.get("heard_share")
+        with keys.by(share, arguments["temb_ca_scale_shift"], arguments["temb_ca_gate"]):
+            picture, sound = layer(**arguments)
         return state.with_streams(**{IMAGE: picture[:, : state.streams[IMAGE].shape[1]], AUDIO: sound})
 
     def _arguments(self, state: State) -> dict[str, Any]:
