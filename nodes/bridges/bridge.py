@@ -82,11 +82,13 @@ class MetaWeights:
         linear: names of the weights of linear layers.
         unpatched: names of the weights that ComfyUI leaves as they are when it loads a model with changes. Only hooks
             change them.
+        here: names of the weights of layers that run in this process, where nothing changes them.
     """
 
     tensors: Mapping[str, Tensor]
     linear: frozenset[str]
     unpatched: frozenset[str] = frozenset()
+    here: frozenset[str] = frozenset()
 
 
 class Bridge(ABC):

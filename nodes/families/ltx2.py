@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -16,11 +17,11 @@ from torch import Tensor
 from ...parallel_backend.checkpoint.weight_headers import read_files
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
-from ..bridges.bridge import Bridge, CoreText, pop_text
+from ..bridges.bridge import Bridge, CoreText, MetaWeights, pop_text
 from ..bridges.given_numbers import as_float
 from ..bridges.refusals import layers_unavailable
 from .ltx import SCALE, check_guides, unweighted
-from .ltx2_connectors import TextConnectors
+from .ltx2_connectors import CONNECTORS, TextConnectors
 
 _HEARS_FIRST = "vx_norm3" not in av_model.BasicAVTransformerBlock.forward.__code__.co_varnames
 """Whether in this version of ComfyUI the sound attends to the picture after the picture has attended to the sound."""
@@ -111,6 +112,11 @@ class LTX2(Bridge):
                 f"{self.name}: this version of ComfyUI has no LTX-2 with {missing[0]}; ComfyUI 0.27.0 has 2.3, and "
                 "0.33.0 has 2.5, too"
             )
+
+    def weights(self, module: Any) -> MetaWeights:
+        """See ``Bridge``."""
+        found = super().weights(module)
+        return replace(found, here=frozenset(name for name in found.tensors if name.partition(".")[0] in CONNECTORS))
 
     @property
     def replaceable_blocks(self) -> Mapping[str, int]:

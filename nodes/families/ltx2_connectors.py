@@ -18,7 +18,9 @@ from ...parallel_backend.checkpoint.stored_tensor import StoredTensor
 from ...parallel_backend.checkpoint.weight_headers import read_files
 from ...parallel_backend.errors import InvalidRequest
 
-_LAYERS = ("video_embeddings_connector", "audio_embeddings_connector", "caption_projection", "audio_caption_projection")
+CONNECTORS = ("video_embeddings_connector", "audio_embeddings_connector")
+_PROJECTIONS = ("caption_projection", "audio_caption_projection")
+"""Before the connectors in some models; in LTX-2 they follow, and the ranks run them."""
 
 
 class TextConnectors:
@@ -63,10 +65,10 @@ def _read(module: Any, checkpoint: Checkpoint) -> None:
     """Give the connectors their weights."""
     stored = checkpoint.stored("transformer")
     found = read_files(stored.files).tensors
-    for layer in _LAYERS:
-        connector = getattr(module, layer, None)
+    for layer in (*CONNECTORS, *(_PROJECTIONS if module.caption_proj_before_connector else ())):
+        connector = getattr(module, layer)
         if not isinstance(connector, nn.Module):
-            continue  # 2.3 has no projection here
+            continue  # a function that returns its argument
         for name, parameter in list(connector.named_parameters()):
             tensor = _value(found.get(f"{stored.prefix}{layer}.{name}"), f"{layer}.{name}", checkpoint)
             if tensor.shape != parameter.shape:

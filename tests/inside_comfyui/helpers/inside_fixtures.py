@@ -177,21 +177,13 @@ def empty_latent(batch: int = 1, frames: int = 1, height: int = 6, width: int = 
 
 
 def ksampler(model: Any, latent: dict[str, Any], **options: Any) -> torch.Tensor:
-    """Run ComfyUI's KSampler node. Nested samples are joined."""
-    return joined(_sample(core_nodes.KSampler().sample, model, latent, options)[0]["samples"])
+    """Run ComfyUI's KSampler node."""
+    return _sample(core_nodes.KSampler().sample, model, latent, options)[0]["samples"]
 
 
 def parallel_sampler(model: Any, latent: dict[str, Any], **options: Any) -> torch.Tensor:
-    """Run the Parallel Sampler node. Nested samples are joined."""
-    return joined(run_parallel_sampler(model, latent, **options).args[0]["samples"])
-
-
-def joined(samples: Any) -> torch.Tensor:
-    """Return samples ``[B, ...]``; nested ones joined, ``[B, values]``."""
-    if not samples.is_nested:
-        whole: torch.Tensor = samples
-        return whole
-    return torch.cat([each.flatten(1) for each in samples.unbind()], dim=1)
+    """Run the Parallel Sampler node."""
+    return run_parallel_sampler(model, latent, **options).args[0]["samples"]
 
 
 def run_parallel_sampler(model: Any, latent: dict[str, Any], **options: Any) -> Any:
