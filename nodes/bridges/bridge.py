@@ -91,11 +91,15 @@ class Bridge(ABC):
         native_class: ComfyUI's transformer class, whose weight names and call signature the stand-in has.
         text: how its prompts are encoded.
         vaes: the VAE classes that the backend can run for it.
+        latents: names of the inputs that are predicted (``Family.latents``).
+        masks_in_loop: whether the backend's loop keeps what a noise mask says as ComfyUI's model class does.
     """
 
     native_class: ClassVar[type[Any]]
     text: BackendText | CoreText
     vaes: ClassVar[tuple[str, ...]]
+    latents: ClassVar[tuple[str, ...]] = ("hidden_states",)
+    masks_in_loop: ClassVar[bool] = True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint, self.name = checkpoint, checkpoint.name
@@ -116,12 +120,12 @@ class Bridge(ABC):
         """Return what ComfyUI's model detection would find in the converted weights."""
 
     @abstractmethod
-    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+    def inputs(self, x: Any, timestep: Any, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """Return the backend's inputs for one of ComfyUI's calls to its transformer.
 
         Args:
-            x: the latent, with concatenated channels where the model takes them.
-            timestep: ``[B]``.
+            x: the latent, with concatenated channels where the model takes them. A list for a model of several.
+            timestep: ``[B]``, or what ComfyUI's model class of the family makes of it.
             call_args: the call's other arguments that are not None. What the backend's inputs carry is removed.
 
         Returns:
@@ -130,6 +134,13 @@ class Bridge(ABC):
         Raises:
             InvalidRequest: an argument is missing, or its value is not supported.
         """
+
+    def loop_inputs(self, model: Any) -> dict[str, Tensor]:
+        """Return inputs that a branch needs in the backend's loop alone.
+
+        They stand for what ComfyUI's transformer does to the latent around the part that other nodes may wrap.
+        """
+        return {}
 
     @abstractmethod
     def family_latent_scale(self) -> LatentScale:
