@@ -135,6 +135,10 @@ class Bridge(ABC):
             InvalidRequest: an argument is missing, or its value is not supported.
         """
 
+    def option_inputs(self, transformer_options: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return inputs that follow from ComfyUI's ``transformer_options`` in a call."""
+        return {}
+
     def loop_inputs(self, model: Any) -> dict[str, Tensor]:
         """Return inputs that a branch needs in the backend's loop alone.
 
