@@ -61,7 +61,8 @@ def _with_published_frequencies(module: Any) -> None:
         module.rope.inv_freq.copy_(10000.0 ** -(torch.arange(count) / count))
 
 
-def _nested(*tensors: torch.Tensor) -> Any:
+def nested(*tensors: torch.Tensor) -> Any:
+    """Return a nested latent, or a nested mask."""
     from comfy.nested_tensor import NestedTensor
 
     return NestedTensor(tensors)
@@ -69,7 +70,7 @@ def _nested(*tensors: torch.Tensor) -> Any:
 
 def empty(random: Random, video: tuple[int, ...] = VIDEO) -> dict[str, Any]:
     """Return what *Empty MiniMax H3 AV Latent* gives."""
-    return {"samples": _nested(torch.zeros(video), torch.zeros(SOUND))}
+    return {"samples": nested(torch.zeros(video), torch.zeros(SOUND))}
 
 
 def _masked(random: Random) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def _masked(random: Random) -> dict[str, Any]:
     video, sound = (torch.ones(shape[0], 1, *shape[2:]) for shape in (VIDEO, SOUND))
     video[:, :, 0], video[:, :, 1, :2], video[:, :, 1, 2:, 3:] = 0.0, 0.4, 0.75
     sound[..., :3], sound[..., 5] = 0.0, 0.3
-    return {"samples": _nested(random(*VIDEO), random(*SOUND)), "noise_mask": _nested(video, sound)}
+    return {"samples": nested(random(*VIDEO), random(*SOUND)), "noise_mask": nested(video, sound)}
 
 
 def _tags() -> dict[str, Any]:
