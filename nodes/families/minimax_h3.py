@@ -12,6 +12,7 @@ from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.interfaces.geometry import LATENT, SOUND
 from ...parallel_backend.vaes import LatentScale
+from ..bridges.announcements import announce_dense
 from ..bridges.bridge import Bridge, CoreText, non_default, pop_text
 
 SHIFTS = ("sigma_shift_video", "sigma_shift_audio")
@@ -42,7 +43,10 @@ class MiniMaxH3(Bridge):
             raise InvalidRequest(
                 f"{checkpoint.name}: this version of ComfyUI has no MiniMax-H3; ComfyUI 0.33.0 and newer have it"
             )
-        return cls(checkpoint)
+        bridge = cls(checkpoint)
+        if bridge.config.get("_sparse"):
+            announce_dense(checkpoint.name)
+        return bridge
 
     @property
     def native_class(self) -> type[Any]:  # type: ignore[override]

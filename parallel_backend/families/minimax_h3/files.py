@@ -14,6 +14,9 @@ _FREQUENCIES = "rope.inv_freq"
 
 _EPS = 1e-5
 
+_SPARSE = "transformer_blocks.0.attn.to_gate_compress.weight"
+"""What files of FastH3 have besides: gates of its sparse attention. Without that attention nothing computes them."""
+
 
 def _config(weights: Weights) -> Config:
     head_dim, said = weights.rows("transformer_blocks.0.attn.norm_q.weight"), weights.described("transformer")
@@ -32,7 +35,7 @@ def _config(weights: Weights) -> Config:
         "patch_size": list(_PATCH),
         "text_dim": weights.columns("context_embedder.weight"),
         "rope_freq_dim": weights.rows(_FREQUENCIES) if _FREQUENCIES in weights else 16,
-        **_time(weights), **eps, **shifts,
+        **_time(weights), **eps, **shifts, **({"_sparse": True} if _SPARSE in weights else {}),
     }  # fmt: skip
 
 

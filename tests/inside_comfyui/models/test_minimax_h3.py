@@ -1,4 +1,4 @@
-"""MiniMax-H3 beyond what all families have: versions of ComfyUI without it, files, given rows, masks and both shifts."""
+"""MiniMax-H3 beyond all families: versions of ComfyUI without it, files, given rows, masks and both shifts."""
 
 import json
 from collections.abc import Callable
@@ -122,6 +122,21 @@ def test_files_equal_comfyui_through_its_own_loader(
     for sample, layout in zip(SAMPLERS, ("tensor=2", "ulysses=2 shard_weights"), strict=True):
         model = load_remote(ParallelLayout.parse(layout), name=f"diffusion_models/{file.name}").model
         assert relative_error(sample(model, case.samples(), **options_of(kind)), wanted) < CLOSE, layout
+
+
+@with_class
+def test_a_file_with_sparse_attention_runs_without_it_and_says_so(
+    folder: Path, load_remote: Callable[..., Loaded], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As FastH3's."""
+    file, case = folder / "fast h3.safetensors", CASES[NAME]
+    weights = native_case(NAME).model.diffusion_model.state_dict()
+    gates = {f"blocks.{i}.attn.to_gate_compress.weight": torch.randn(192, 128) for i in range(2)}
+    save_file({name: tensor.clone().contiguous() for name, tensor in (weights | gates).items()}, file)
+    model = load_remote(ParallelLayout(ulysses=2), name=f"diffusion_models/{file.name}").model
+    assert "fast h3.safetensors has weights for sparse attention, which the ranks do not compute" in caplog.text
+    wanted = ksampler(native_case(NAME), case.samples(), **options_of("t2v"))
+    assert relative_error(ksampler(model, case.samples(), **options_of("t2v")), wanted) < CLOSE
 
 
 def _broken(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:

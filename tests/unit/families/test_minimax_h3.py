@@ -90,6 +90,14 @@ def test_a_published_file_says_the_config_and_holds_every_weight(number, tmp_pat
         assert torch.equal(read, tensor), name
 
 
+def test_a_file_says_that_it_has_weights_for_sparse_attention(tmp_path):
+    gates = {f"blocks.{i}.attn.to_gate_compress.weight": torch.zeros(448, 96) for i in range(2)}
+    save_file(published(families.weights(NAME)) | gates, tmp_path / "fast.safetensors")
+    assert open_checkpoint(tmp_path / "fast.safetensors").config("transformer")["_sparse"] is True
+    save_file(published(families.weights(NAME)), tmp_path / "plain.safetensors")
+    assert "_sparse" not in open_checkpoint(tmp_path / "plain.safetensors").config("transformer")
+
+
 @pytest.mark.parametrize(
     ("setting", "message"), [({"hidden_size": 97}, "hidden_size 97"), ({"patch_size": [1, 4, 4]}, r"patch_size \[1")]
 )
