@@ -118,7 +118,7 @@ class MiniMaxH3(Bridge):
     def _given_rows(self, layout: Any, payload: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
         """Return the rows of keyframes and references, with the noise that ComfyUI adds to them, and their times."""
         native, stub = self.native_class, SimpleNamespace(patch_size=tuple(self.config["patch_size"]))
-        found = {}
+        found: dict[str, Tensor] = {}
         for name, kinds, rows in (
             ("video_rows", PICTURES, native._cond_video_rows(stub, payload, device)),
             ("sound_rows", SOUNDS, native._cond_audio_rows(stub, payload, device)),
@@ -143,7 +143,7 @@ class MiniMaxH3(Bridge):
     def _masks(self, layout: Any, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """Return how much of the noise each row has, where a noise mask keeps some."""
         video, sound = call_args.pop("denoise_mask", None), call_args.pop("audio_denoise_mask", None)
-        found = {}
+        found: dict[str, Tensor] = {}
         if video is not None:
             _, frames, rows, columns, _ = layout.signature
             values = _core().mask_row_values(video[0, 0].float(), frames, rows, columns)

@@ -44,8 +44,8 @@ class CurveModulation(nn.Module):
     def forward(self, temb: Tensor) -> tuple[Tensor, ...]:
         """Return six tensors ``[times * modalities, width]`` for coordinates ``[times, K]``."""
         (norm,) = self._beside
-        rows = self.curve(temb).view(-1, _MODULATIONS * self.width)
-        return rows.to(norm.weight.dtype).chunk(_MODULATIONS, dim=-1)
+        rows: Tensor = self.curve(temb).view(-1, _MODULATIONS * self.width)
+        return rows.to(next(norm.parameters()).dtype).chunk(_MODULATIONS, dim=-1)
 
 
 class CurveNormOut(nn.Module):

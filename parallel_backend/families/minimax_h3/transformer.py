@@ -57,7 +57,7 @@ class MiniMaxH3(Family):
         "text_dim": 5120,
     }
     first_layer: ClassVar[str] = "context_embedder"  # the patches' own layers are float32
-    values_alive: ClassVar[float] = 1.0
+    values_alive: ClassVar[float] = 16.9
     latents: ClassVar[tuple[str, ...]] = (LATENT, SOUND)
     float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = (rows.TEXT, rows.VIDEO_IDS, rows.SOUND_IDS)
@@ -132,7 +132,7 @@ class MiniMaxH3(Family):
             module.norm_out(tokens[None], temb[i], modulation[i] // rows.TAGS)
             for i, tokens in enumerate(state.streams[IMAGE])
         ]
-        tokens = torch.cat(normed)
+        tokens = _batch(normed)
         picture, sound = (
             functional.pad(out, (0, values - out.shape[2]))
             for out in (_in_own_dtype(module.proj_out, tokens), _in_own_dtype(module.audio_proj_out, tokens))
@@ -205,7 +205,7 @@ class MiniMaxH3(Family):
         """Return the embeddings ``[B, T, D]`` of times ``[B, T]``."""
         module = self.module
         embedded = _in_own_dtype(module.time_embedder, module.time_proj(values.flatten()))
-        return embedded.unflatten(0, values.shape)
+        return embedded.view(*values.shape, -1)
 
     def _text(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Run the model's own text layers, unless ComfyUI has: it takes text of the stream's width for theirs."""
@@ -254,13 +254,19 @@ def _run(layer: nn.Module, state: State) -> State:
         layer(tokens[i : i + 1], state.context["temb"][i], modulation[i], (cos[0], sin[0])) for i in range(len(tokens))
     ]
     start = text.shape[1]
-    text, image = torch.cat(outs).split([start, tokens.shape[1] - start], dim=1)
+    text, image = _batch(outs).split([start, tokens.shape[1] - start], dim=1)
     return state.with_streams(**{TEXT: text, IMAGE: image[:, : state.streams[IMAGE].shape[1]]})
+
+
+def _batch(samples: Sequence[Tensor]) -> Tensor:
+    """Concatenate samples, without the copy that ``torch.cat`` makes of a single one."""
+    return samples[0] if len(samples) == 1 else torch.cat(list(samples))
 
 
 def _values(config: Mapping[str, Any], geometry: Geometry) -> int:
     """Return the values of a predicted row. The narrower of picture and sound is padded."""
-    return max(geometry.channels * math.prod(geometry.patch), config["audio_in_channels"])
+    sound: int = config["audio_in_channels"]
+    return max(geometry.channels * math.prod(geometry.patch), sound)
 
 
 def _in_own_dtype(layer: nn.Module, tokens: Tensor) -> Tensor:
