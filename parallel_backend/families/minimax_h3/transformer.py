@@ -16,6 +16,7 @@ from ...interfaces.packing import pack
 from ...interfaces.state import State
 from ...interfaces.tensor_cuts import ColumnParallel, Cuts, RowParallel, attention_cuts
 from ..shared import joint_attention
+from ..shared.kept_text import KeptText
 from ..shared.patchify import to_latent, to_tokens
 from ..shared.streams import at_least_one
 from . import rows, times
@@ -94,6 +95,10 @@ class MiniMaxH3(Family):
     @staticmethod
     def _embedding_sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
         return {rows.TEXT_LABELS: rows.TAGS}
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self._kept_text = KeptText()
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
         layers = self.module.transformer_blocks
@@ -208,12 +213,15 @@ class MiniMaxH3(Family):
         return embedded.view(*values.shape, -1)
 
     def _text(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Run the model's own text layers, unless ComfyUI has: it takes text of the stream's width for theirs."""
-        text = inputs[rows.TEXT].to(self.dtype)
+        """Run the model's own text layers, unless ComfyUI has: it takes text of the stream's width for theirs.
+
+        They have 0.8 billion weights and do not depend on time, so a run computes them once.
+        """
+        text = inputs[rows.TEXT]
         if text.shape[2] == self.config["hidden_size"]:
-            return text
-        refined: Tensor = self.module.token_refiner(self.module.context_embedder(text))
-        return refined
+            return text.to(self.dtype)
+        embedder, refiner = self.module.context_embedder, self.module.token_refiner
+        return self._kept_text.get((text,), self.changes, lambda: refiner(embedder(text.to(self.dtype))))
 
     @staticmethod
     def variants() -> dict[str, Variant]:
