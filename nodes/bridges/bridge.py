@@ -142,12 +142,9 @@ class Bridge(ABC):
             InvalidRequest: an argument is missing, or its value is not supported.
         """
 
-    def check_options(self, transformer_options: Mapping[str, Any]) -> None:  # noqa: B027 (most have none)
-        """Refuse options that ComfyUI's class of this family alone knows and that need the layers in this process.
-
-        Raises:
-            InvalidRequest: there is such an option.
-        """
+    def option_inputs(self, transformer_options: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return inputs that follow from ComfyUI's ``transformer_options`` in a call."""
+        return {}
 
     def loop_inputs(self, model: Any) -> dict[str, Tensor]:
         """Return inputs that a branch needs in the backend's loop alone.

@@ -123,8 +123,12 @@ class LTX2(Bridge):
         """See ``Bridge``."""
         return {"double_block": self.config["num_layers"]}
 
-    def check_options(self, transformer_options: Mapping[str, Any]) -> None:
-        """See ``Bridge``."""
+    def option_inputs(self, transformer_options: Mapping[str, Any]) -> dict[str, Tensor]:
+        """See ``Bridge``.
+
+        Raises:
+            InvalidRequest: an option needs the layers in this process.
+        """
         for option in _SWITCHES:
             if not transformer_options.get(option, True):
                 action = "switches a part of the layers off, as LTXVModalityGuidance does"
@@ -132,6 +136,7 @@ class LTX2(Bridge):
         if transformer_options.get("stg_self_attn_blocks"):
             action = "replaces attention in some layers, as LTXVSpatioTemporalGuidance does"
             raise layers_unavailable(f"a node {action} (stg_self_attn_blocks)")
+        return {}
 
     def inputs(self, x: Any, timestep: Any, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``. Masks give the factors of each token's timestep."""

@@ -183,7 +183,7 @@ class RemoteTransformer(LooksNative, nn.Module):
         x, timestep = call_args.pop(x_name), call_args.pop(timestep_name)
         options = call_args.pop("transformer_options", {})
         call_args.pop(CONTROLNET_TEXT, None)
-        inputs = self.bridge.inputs(x, timestep, call_args)
+        inputs = self.bridge.inputs(x, timestep, call_args) | self.bridge.option_inputs(options)
         check_unused(call_args)
         predicted = self.predict(inputs, transformer_options=options)
         shapes = [inputs[name].shape[1:] for name in self.bridge.latents]
@@ -232,7 +232,6 @@ class RemoteTransformer(LooksNative, nn.Module):
             InvalidRequest: a node needs the layers in this process.
         """
         check_options(transformer_options)
-        self.bridge.check_options(transformer_options)
         self._check_once()
         skipped = skipped_blocks(transformer_options, self.bridge.replaceable_blocks)
         indices = list(transformer_options.get("cond_or_uncond") or [0])

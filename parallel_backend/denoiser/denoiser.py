@@ -207,7 +207,9 @@ class Denoiser:
 
 def rows(inputs: Inputs) -> list[dict[str, Tensor]]:
     """The inputs of each sample by itself; the inputs as they are if there is no sample."""
-    batch = max(1, len(inputs[LATENT]))
+    batch = len(inputs[LATENT])
+    if batch < 2:
+        return [dict(inputs)]
     return [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in range(batch)]
 
 

@@ -105,6 +105,7 @@ class Family(ABC):
         attentions: all attention over tokens of a stream.
         run: runs all blocks but those that the state skips. Weight sharding wraps it.
         shared: modules inside blocks whose weights ``embed`` or ``head`` need too.
+        changes: what changes the module's weights now, such as LoRAs. Equal values stand for equal weights.
     """
 
     defaults: ClassVar[Mapping[str, Any]]
@@ -123,6 +124,7 @@ class Family(ABC):
     attentions: Sequence[AttentionSite]
     run: Callable[[State], State]
     shared: Sequence[nn.Module] = ()
+    changes: Any = ()
 
     def __init__(self, module: Any) -> None:
         """Wrap ``module``, an instance of the family's diffusers class."""

@@ -10,7 +10,7 @@ from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.architecture import substituted
 from parallel_backend.families.ltx2.transformer import LTX2
-from parallel_backend.interfaces.geometry import AUDIO, IMAGE, LATENT, SOUND
+from parallel_backend.interfaces.geometry import AUDIO, IMAGE, SOUND
 from parallel_backend.loading.weight_source import WeightSource
 from tests.support import families
 
@@ -40,9 +40,8 @@ def save(path, name, **said):
     tensors = families.module(NAME, name).state_dict()
     start = "model.diffusion_model."
     weights = {start + substituted(key, NAMES): tensor.clone().contiguous() for key, tensor in tensors.items()}
-    weights |= {
-        f"{start}{kind}_embeddings_connector.learnable_registers": torch.ones(4, 2) for kind in ("video", "audio")
-    }
+    for kind in ("video", "audio"):
+        weights[f"{start}{kind}_embeddings_connector.learnable_registers"] = torch.ones(4, 2)
     if "2.3" in name:  # its one layer belongs before the connectors
         weights[f"{start}caption_projection.linear_1.weight"] = torch.ones(2, 2)
     weights |= {"audio_vae.decoder.conv_in.conv.weight": torch.ones(2, 2), "vocoder.conv_pre.bias": torch.ones(2)}
@@ -84,7 +83,7 @@ def predicted(name, **changed):
     inputs = families.inputs(NAME, name, batch=2) | changed
     with torch.inference_mode():
         tokens = family.head(family.run(family.embed(inputs)))
-        return family.prediction(tokens, (inputs[LATENT].shape[2:], inputs[SOUND].shape[1:]))
+        return family.prediction(tokens, families.sizes(family, inputs))
 
 
 def difference(one, other):
