@@ -7,7 +7,6 @@ instead, and asks for nothing here.
 
 from typing import Any
 
-import comfy.ops
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from ...parallel_backend.checkpoint.dtypes import TORCH_DTYPES
 from ...parallel_backend.checkpoint.stored_tensor import StoredTensor
 from ...parallel_backend.checkpoint.weight_headers import read_files
 from ...parallel_backend.errors import InvalidRequest
+from ..bridges.bridge import meta_module
 
 CONNECTORS = ("video_embeddings_connector", "audio_embeddings_connector")
 _PROJECTIONS = ("caption_projection", "audio_caption_projection")
@@ -56,9 +56,11 @@ class TextConnectors:
 
 def _on_meta(native_class: type[Any], unet_config: dict[str, Any]) -> Any:
     """Return ComfyUI's module without its blocks, on the meta device. Its layers compute in their input's dtype."""
-    options = {name: value for name, value in unet_config.items() if name != "disable_unet_model_creation"}
-    options["num_layers"] = 0
-    return native_class(**options, device="meta", dtype=torch.bfloat16, operations=comfy.ops.manual_cast)
+    module: Any = meta_module(native_class, {**unet_config, "num_layers": 0})
+    for layer in module.modules():
+        if hasattr(layer, "comfy_cast_weights"):
+            layer.comfy_cast_weights = True
+    return module
 
 
 def _read(module: Any, checkpoint: Checkpoint) -> None:
