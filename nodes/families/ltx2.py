@@ -28,6 +28,9 @@ _HEARS_FIRST = "vx_norm3" not in av_model.BasicAVTransformerBlock.forward.__code
 
 PATCHIFIER, AUDIO_PATCHIFIER = SymmetricPatchifier(1, start_end=True), AudioPatchifier(1, start_end=True)
 
+_TEXT_WIDTHS = ("cross_attention_dim", "audio_cross_attention_dim")
+"""Widths of the text where the ranks do not project it (2.3, 2.5)."""
+
 _SWITCHES = ("run_vx", "run_ax", "a2v_cross_attn", "v2a_cross_attn")
 """Options with which a node switches a part of the layers off, as LTXVModalityGuidance does."""
 
@@ -148,10 +151,10 @@ class LTX2(Bridge):
         inputs = {
             "hidden_states": picture,
             "audio_hidden_states": sound,
-            "encoder_hidden_states": pop_text(call_args),
             "frame_rate": torch.full((len(picture),), as_float(call_args.pop("frame_rate", 25), "frame_rate")),
             "video_coords": coords.float(),
         } | ({"heard_share": torch.ones(len(picture))} if _HEARS_FIRST else {})
+        inputs |= self._texts(pop_text(call_args))
         if "attention_mask" in call_args:
             inputs["encoder_attention_mask"] = call_args.pop("attention_mask").bool()
         sound_timestep = call_args.pop("a_timestep", timestep)  # ComfyUI's ``forward`` splits the pair
@@ -160,6 +163,19 @@ class LTX2(Bridge):
         if self.config.get("use_keyframes_abs_pos_embedding"):
             inputs["keyframes_mask"] = self._single_frames(picture, coords, keyframes, generated)
         return inputs | _reference(call_args.pop("ref_audio", None))
+
+    def _texts(self, context: Tensor) -> dict[str, Tensor]:
+        """Return the picture's text and the sound's, which lie side by side."""
+        names = ("caption_channels",) * 2 if self.config["use_prompt_embeddings"] else _TEXT_WIDTHS
+        widths = [self.config[name] for name in names]
+        if context.shape[-1] != sum(widths):
+            raise InvalidRequest(
+                f"the prompt has {context.shape[-1]} features, and this LTX-2 takes {sum(widths)}: encode it with the "
+                "text encoder of this model"
+            )
+        return dict(
+            zip(("encoder_hidden_states", "audio_encoder_hidden_states"), context.split(widths, -1), strict=True)
+        )
 
     def _single_frames(self, picture: Tensor, coords: Tensor, keyframes: Tensor | None, generated: Any) -> Tensor:
         """Return which tokens are of a single video frame, as ComfyUI finds them."""

@@ -16,6 +16,9 @@ FIXED: Mapping[str, Any] = {
 }  # fmt: skip
 """Config values with only the default supported: no checkpoint has another."""
 
+TEXTS = ("encoder_hidden_states", "audio_encoder_hidden_states")
+"""Inputs of the picture's text and of the sound's."""
+
 _TEXT = "text"
 
 
@@ -83,7 +86,7 @@ def extent_of(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> 
         InvalidRequest: an input does not fit.
     """
     batch, _, *size = shapes[LATENT]
-    tokens, text = math.prod(size), check_text(shapes["encoder_hidden_states"], sum(text_widths(config)))
+    tokens, text = math.prod(size), _text_tokens(config, shapes)
     sound, reference = _sound_tokens(config, shapes), shapes.get("reference_sound", (batch, 0))[1]
     _check(shapes, "encoder_attention_mask", (batch, text), f"the text has {text} tokens")
     for name in ("frame_rate", "heard_share"):
@@ -104,6 +107,19 @@ def extent_of(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> 
         whole=frozenset({AUDIO}),
         predicted=(IMAGE, AUDIO),
     )
+
+
+def _text_tokens(config: Mapping[str, Any], shapes: Shapes) -> int:
+    """Return the number of tokens of the text, which is that of the picture's and of the sound's."""
+    text, sound_text = (
+        check_text(shapes[name], width, name) for name, width in zip(TEXTS, text_widths(config), strict=True)
+    )
+    if text != sound_text:
+        raise InvalidRequest(
+            f"the picture's text has {text} tokens and the sound's {sound_text}: both come from one prompt, so give "
+            "equally many"
+        )
+    return text
 
 
 def text_widths(config: Mapping[str, Any]) -> tuple[int, int]:

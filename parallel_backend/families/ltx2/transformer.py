@@ -22,7 +22,7 @@ from ...interfaces.tensor_cuts import Cuts
 from ..shared.patchify import to_latent
 from ..shared.streams import at_least_one
 from .later_keys import LaterKeys
-from .numbers import FIXED, cuts_of, extent_of, geometry_of, text_widths
+from .numbers import FIXED, TEXTS, cuts_of, extent_of, geometry_of
 
 _FRAME_RATE = 25.0
 """Default frames per second, as in ComfyUI."""
@@ -40,8 +40,8 @@ class LTX2(Family):
     Inputs, batch first: the picture's latent ``[B, 128, T, H, W]``, the sound's ``[B, C, N, F]`` with ``C * F`` = 128,
     the timestep ``[B]`` in 0..1, and
 
-    - ``encoder_hidden_states`` ``[B, L, D]``: the picture's text and the sound's side by side, as the text connectors
-      give them;
+    - ``encoder_hidden_states`` and ``audio_encoder_hidden_states`` ``[B, L, D]``: the picture's text and the sound's,
+      as the text connectors give them;
     - ``encoder_attention_mask`` ``[B, L]``: True for text tokens that are not padding;
     - ``frame_rate`` ``[B]``: frames per second, 25 by default;
     - ``video_coords`` ``[B, 3, S, 2]``: frame, row and column of the video at which each of the ``T * H * W`` tokens
@@ -68,10 +68,10 @@ class LTX2(Family):
         **FIXED,
     }  # fmt: skip
     first_layer: ClassVar = "proj_in"
-    values_alive: ClassVar = 20.0
+    values_alive: ClassVar = 22.0
     latents: ClassVar = (LATENT, SOUND)
     float16: ClassVar = False
-    required: ClassVar = ("encoder_hidden_states",)
+    required: ClassVar = ("encoder_hidden_states", "audio_encoder_hidden_states")
     optional: ClassVar = (
         "encoder_attention_mask", "frame_rate", "video_coords", "token_weights", "audio_token_weights", "gate_weights",
         "heard_share", "keyframes_mask", "reference_sound", "reference_seconds",
@@ -186,7 +186,7 @@ class LTX2(Family):
         return seconds if reference is None else torch.cat([seconds, reference.float()[:, None]], dim=2)
 
     def _texts(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        return inputs["encoder_hidden_states"].to(self.dtype).split(text_widths(self.config), dim=2)
+        return tuple(inputs[name].to(self.dtype) for name in TEXTS)
 
     def _text(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the entries of the context that hold text."""
@@ -294,9 +294,10 @@ class LTX2(Family):
         newest = {
             **newer, "ff_bias": False, "use_prompt_adaln_single": False, "use_keyframes_abs_pos_embedding": True,
         }  # fmt: skip
-        sound: Inputs = {SOUND: (5, 11, 4), "encoder_attention_mask": ("text",), "frame_rate": ()}
-        of_both: Inputs = {**sound, "encoder_hidden_states": ("text", 48)}
-        of_each: Inputs = {**sound, "encoder_hidden_states": ("text", 384)}
+        sound: Inputs = {SOUND: ("audio_in_channels", 11, 1), "encoder_attention_mask": ("text",), "frame_rate": ()}
+        of_both: Inputs = {**sound, **dict.fromkeys(TEXTS, ("text", "caption_channels"))}
+        widths = zip(TEXTS, ("cross_attention_dim", "audio_cross_attention_dim"), strict=True)
+        of_each: Inputs = {**sound, **{name: ("text", width) for name, width in widths}}
         given: Inputs = {"video_coords": (3, "tokens", 2), "token_weights": ("tokens",), "audio_token_weights": (11,)}
         size = (3, 5, 7)
         return {

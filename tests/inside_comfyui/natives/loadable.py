@@ -47,7 +47,7 @@ Newer versions read Flux's and Flux.2's from the file. Theirs are the same.
 METADATA = {
     "ltx": ("num_attention_heads", "caption_channels", "causal_temporal_positioning"),
 }
-"""What ComfyUI reads from a file's metadata, as LTX-Video's files have it."""
+"""What ComfyUI reads from a file's metadata, as files of LTX-2 and LTX-Video have it."""
 
 
 def with_assumed_sizes(detect: Detect) -> Detect:

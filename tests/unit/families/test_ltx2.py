@@ -143,7 +143,8 @@ def test_models_that_the_adapter_does_not_know_are_refused(config, message):
         ({"token_weights": (2, 4)}, "the latent has 105 tokens"),
         ({"audio_token_weights": (2, 4)}, "the sound has 11 tokens"),
         ({"reference_sound": (2, 6, 20)}, "need each other"),
-        ({"encoder_hidden_states": (2, 7, 30)}, r"gives \[batch, tokens, 48\]"),
+        ({"encoder_hidden_states": (2, 7, 30)}, r"gives \[batch, tokens, 24\]"),
+        ({"audio_encoder_hidden_states": (2, 6, 24)}, "text has 7 tokens and the sound's 6"),
     ],
 )
 def test_inputs_of_other_shapes_are_refused(changed, message):
