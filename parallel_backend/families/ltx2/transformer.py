@@ -68,7 +68,7 @@ class LTX2(Family):
         **FIXED,
     }  # fmt: skip
     first_layer: ClassVar = "proj_in"
-    values_alive: ClassVar = 22.0
+    values_alive: ClassVar[float] = 22.0
     latents: ClassVar = (LATENT, SOUND)
     float16: ClassVar = False
     required: ClassVar = ("encoder_hidden_states", "audio_encoder_hidden_states")
