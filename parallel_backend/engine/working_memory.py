@@ -97,7 +97,7 @@ def _kept_bytes(plan: DenoisingPlan, place: Mapping[str, int], itemsize: int) ->
         return 0
     values = 0
     for samples, extent in workload.local_branches(layout, place):
-        for site in plan.geometry.sites:
+        for site in plan.geometry.sites:  # a model with a site of other queries has no such layouts
             heads = workload.heads(layout, site, place).local_keys(place["ulysses"])
             tokens = sum(extent.streams[name] for name in site.streams)
             values += samples * extent.rows * (site.count // layout.pipe) * 2 * heads * site.head_dim * tokens

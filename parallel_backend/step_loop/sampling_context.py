@@ -9,7 +9,8 @@ from torch import Tensor
 from ..denoiser.denoiser import Denoiser
 from ..denoiser.plan import split_names
 from ..distributed.collectives import gather
-from ..interfaces.geometry import LATENT, TIMESTEP
+from ..interfaces.geometry import TIMESTEP
+from ..interfaces.packing import unpack
 from ..layout.partition import Partition
 from ..progress import PROGRESS
 from ..protocol.messages import HISTORY, KEPT, Progress, Sample
@@ -44,7 +45,7 @@ class SamplingContext:
         self.x = local.pop("x")
         history = sorted(name for name in local if name.startswith(HISTORY))
         self.start = Start(step=message.first_step, history=tuple(local.pop(name) for name in history))
-        self._sampler = RequestSampler(message, self.sigmas, denoiser.plan.latents[0])
+        self._sampler = RequestSampler(message, self.sigmas, denoiser.plan.whole_latent)
         self.inpainting = Inpainting(prediction=PREDICTIONS[message.prediction], inpainting=local)
         self.conditioning = {
             i: {name: tensor[self.samples] for name, tensor in branches[i].items()} for i in denoiser.branches
@@ -87,7 +88,9 @@ class SamplingContext:
     def inputs(self, latent: Tensor, sigma: Tensor) -> dict[int, dict[str, Tensor]]:
         """All inputs of this rank's branches, for one input latent of the model."""
         time = self.time(sigma).expand(len(self.x))
-        return {i: {LATENT: latent, TIMESTEP: time, **inputs} for i, inputs in self.conditioning.items()}
+        plan = self.denoiser.plan
+        latents = dict(zip(plan.latents[0], unpack(latent, plan.shapes()), strict=True))
+        return {i: {**latents, TIMESTEP: time, **inputs} for i, inputs in self.conditioning.items()}
 
     def guided(self, local: Tensor) -> Tensor:
         """Apply classifier-free guidance to predictions ``[local branches, ...]``, in float32."""
@@ -96,7 +99,7 @@ class SamplingContext:
 
     def gather(self, local: Tensor) -> dict[str, Tensor]:
         """``samples`` of all data groups on rank 0; empty on other ranks. The first rank of each group sends."""
-        mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.latents[0])
+        mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.whole_latent)
         parts = Partition.even(latent[0], mesh.layout.data)
         sizes = [0] * mesh.all_ranks.size
         for rank in range(mesh.all_ranks.size):
@@ -113,7 +116,7 @@ class SamplingContext:
         Collective with data groups, for the first rank of each.
         """
         tensors = {f"{KEPT}x": call.x, **{f"{KEPT}{HISTORY}{i}": tensor for i, tensor in enumerate(call.history)}}
-        mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.latents[0])
+        mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.whole_latent)
         if any(index for axis, index in mesh.layout.coordinates(mesh.all_ranks.index).items() if axis != "data"):
             return {}
         if mesh.layout.data == 1:
@@ -128,13 +131,14 @@ class SamplingContext:
         """Count a step that is done. Rank 0 reports it, with a preview of its x0 if the request asks for previews."""
         PROGRESS.step(step + 1, len(self.sigmas) - 1)
         if self.denoiser.mesh.all_ranks.index == 0:
-            preview = {"preview": first_frame(denoised)} if self.message.previews else {}
+            picture = unpack(denoised, self.denoiser.plan.shapes())[0]
+            preview = {"preview": first_frame(picture)} if self.message.previews else {}
             extra = {name: tensor.cpu() for name, tensor in (preview | dict(kept)).items()}
             report(Progress(phase="sampling", value=step + 1, total=len(self.sigmas) - 1), extra)
 
     def _local(self, tensor: Tensor) -> Tensor:
         """This rank's samples of a tensor; the whole tensor if it broadcasts over the batch."""
-        broadcasts = tensor.shape[0] == 1 < self.denoiser.plan.latents[0][0]
+        broadcasts = tensor.shape[0] == 1 < self.denoiser.plan.samples[0]
         return tensor if broadcasts else tensor[self.samples]
 
 
