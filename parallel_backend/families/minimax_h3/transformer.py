@@ -103,7 +103,7 @@ class MiniMaxH3(Family):
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
-        return blocks, [AttentionSite(module=each.attn, streams=(TEXT, IMAGE), each_sample=True) for each in layers]
+        return blocks, [AttentionSite(module=each.attn, streams=(TEXT, IMAGE)) for each in layers]
 
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Patches and sounds are embedded in float32."""
@@ -133,11 +133,8 @@ class MiniMaxH3(Family):
         """Both outputs are computed for every row, in float32."""
         module, table, values = self.module, state.tables[IMAGE], _values(self.config, self.geometry)
         modulation, temb = table["modulation"], state.context["temb"]
-        normed = [
-            module.norm_out(tokens[None], temb[i], modulation[i] // rows.TAGS)
-            for i, tokens in enumerate(state.streams[IMAGE])
-        ]
-        tokens = _batch(normed)
+        image, time = state.streams[IMAGE], _in_batch(modulation // rows.TAGS, temb.shape[1])
+        tokens = module.norm_out(image.flatten(0, 1)[None], temb.flatten(0, 1), time).view(image.shape)
         picture, sound = (
             functional.pad(out, (0, values - out.shape[2]))
             for out in (_in_own_dtype(module.proj_out, tokens), _in_own_dtype(module.audio_proj_out, tokens))
@@ -251,24 +248,25 @@ class MiniMaxH3(Family):
 
 
 def _run(layer: nn.Module, state: State) -> State:
-    """Run the samples one by one: each has its own times."""
+    """Run the samples as one sequence: each has its own times."""
     text, image = state.streams[TEXT], at_least_one(state.streams[IMAGE])
     tokens = torch.cat([text, image], dim=1)
     cos, sin, modulation = (
         torch.cat([state.tables[TEXT][name], at_least_one(state.tables[IMAGE][name])], dim=1)
         for name in ("cos", "sin", "modulation")
     )
-    outs = [
-        layer(tokens[i : i + 1], state.context["temb"][i], modulation[i], (cos[0], sin[0])) for i in range(len(tokens))
-    ]
+    temb = state.context["temb"]
+    row = _in_batch(modulation, temb.shape[1] * rows.TAGS)
+    out = layer(tokens.flatten(0, 1)[None], temb.flatten(0, 1), row, (cos[0], sin[0])).view(tokens.shape)
     start = text.shape[1]
-    text, image = _batch(outs).split([start, tokens.shape[1] - start], dim=1)
+    text, image = out.split([start, tokens.shape[1] - start], dim=1)
     return state.with_streams(**{TEXT: text, IMAGE: image[:, : state.streams[IMAGE].shape[1]]})
 
 
-def _batch(samples: Sequence[Tensor]) -> Tensor:
-    """Concatenate samples, without the copy that ``torch.cat`` makes of a single one."""
-    return samples[0] if len(samples) == 1 else torch.cat(list(samples))
+def _in_batch(numbers: Tensor, count: int) -> Tensor:
+    """Return numbers of rows ``[B, S]``, of which each sample has ``count``, as numbers ``[B * S]`` among all."""
+    first = torch.arange(len(numbers), device=numbers.device) * count
+    return (numbers + first[:, None]).flatten()
 
 
 def _values(config: Mapping[str, Any], geometry: Geometry) -> int:
