@@ -124,9 +124,6 @@ class MiniMaxH3(Family):
         ):  # fmt: skip
             tables[name] = {**joint_attention.rope(self.module.rope, ids), "modulation": modulation}
         context = {"temb": self._temb(times.times(inputs))}
-        if times.SOUND_SCALE in inputs:
-            context["factor"], scale = times.velocity_factors(inputs)
-            tables[IMAGE]["carried"] = scale * self._carried_rows(inputs, tables[IMAGE]["modulation"].shape[1])
         return State(streams={TEXT: self._text(inputs), IMAGE: self.image(inputs)}, tables=tables, context=context)
 
     def head(self, state: State) -> Tensor:
@@ -139,8 +136,6 @@ class MiniMaxH3(Family):
             functional.pad(out, (0, values - out.shape[2]))
             for out in (_in_own_dtype(module.proj_out, tokens), _in_own_dtype(module.audio_proj_out, tokens))
         )
-        if "carried" in table:
-            sound = state.context["factor"] * sound + table["carried"]
         is_sound = (modulation % rows.TAGS == rows.SOUND_TAG)[..., None]
         return torch.where(is_sound, sound, picture).to(self.dtype)
 
@@ -155,6 +150,18 @@ class MiniMaxH3(Family):
         first = math.prod(self.geometry.grid(size))
         sound = tokens[:, first : first + ears * length, :channels]
         return pack([self.unpatchify(tokens, size), -rearrange(sound, "b (e t) c -> b c e t", e=ears)])
+
+    def followed(self, inputs: Mapping[str, Tensor], shapes: Sequence[Shape]) -> tuple[Tensor, Tensor] | None:
+        """The sound is followed on the picture's schedule, as ComfyUI's class does around its forward."""
+        if times.SOUND_SCALE not in inputs:
+            return None
+        counts = [math.prod(shape) for shape in shapes]
+        factors = zip((1.0, 0.0), times.followed(inputs), strict=True)
+        of_out, of_input = (
+            torch.cat([sound.new_full((len(sound), counts[0]), picture), sound[:, None].expand(-1, counts[1])], dim=1)
+            for picture, sound in factors
+        )
+        return of_out, of_input
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """diffusers' forward takes one sample at a time, whose rows may have any order."""
@@ -195,13 +202,6 @@ class MiniMaxH3(Family):
         for parts, name in ((picture, rows.VIDEO_ROWS), (sound, rows.SOUND_ROWS)):
             parts += [inputs[name].float()] if name in inputs else []
         return torch.cat(picture, dim=1), torch.cat(sound, dim=1)
-
-    def _carried_rows(self, inputs: Mapping[str, Tensor], count: int) -> Tensor:
-        """Return the sound's latent at its places in the image stream, ``[B, S, values]``, and zeros elsewhere."""
-        sound, before = self._rows(inputs)[1], inputs[rows.VIDEO_IDS].shape[1]
-        sound = sound[:, : inputs[rows.SOUND_IDS].shape[1]]
-        wide = _values(self.config, self.geometry) - sound.shape[2]
-        return functional.pad(sound, (0, wide, before, count - before - sound.shape[1]))
 
     def _temb(self, values: Tensor) -> Tensor:
         """Return the embeddings ``[B, T, D]`` of times ``[B, T]``."""
