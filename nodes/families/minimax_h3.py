@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
-from ...parallel_backend.interfaces.geometry import LATENT, SOUND
 from ...parallel_backend.vaes import LatentScale
 from ..bridges.announcements import announce_dense
 from ..bridges.bridge import Bridge, CoreText, non_default, pop_text
@@ -29,7 +28,7 @@ class MiniMaxH3(Bridge):
         components={"text_encoder": ("Qwen3VLModel", "Qwen3VLForConditionalGeneration")}, clip_type="MINIMAX"
     )
     vaes = ()
-    latents: ClassVar[tuple[str, ...]] = (LATENT, SOUND)
+    latents: ClassVar[tuple[str, ...]] = ("hidden_states", "audio_hidden_states")
     masks_in_loop: ClassVar[bool] = False
 
     @classmethod
@@ -83,7 +82,12 @@ class MiniMaxH3(Bridge):
             )
         text, payload = pop_text(call_args), call_args.pop("minimax_payload", {})
         layout = self._layout(text, video, sound, payload)
-        inputs = {LATENT: video, SOUND: sound, "timestep": timestep, "encoder_hidden_states": text}
+        inputs = {
+            "hidden_states": video,
+            "audio_hidden_states": sound,
+            "timestep": timestep,
+            "encoder_hidden_states": text,
+        }
         inputs |= _positions(layout) | self._given_rows(layout, payload, video.device)
         inputs |= _text_labels(payload, text.shape[1])
         return inputs | self._masks(layout, call_args)

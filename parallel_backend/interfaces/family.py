@@ -254,6 +254,18 @@ class Family(ABC):
         (size,) = sizes
         return self.unpatchify(tokens, size)
 
+    def followed(self, inputs: Mapping[str, Tensor], shapes: Sequence[Shape]) -> tuple[Tensor, Tensor] | None:
+        """Return what a sampler follows where that is not the prediction: factors of prediction and input.
+
+        Two tensors ``[B, values]`` for packed latents: the sampler follows the first times the prediction plus the
+        second times the model's input. None for the prediction as it is.
+
+        Args:
+            inputs: those of any branch: branches differ in nothing that this reads.
+            shapes: shapes of the latents without the batch.
+        """
+        return None
+
     @abstractmethod
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Run diffusers' own forward on the same inputs. The result has the form of ``prediction``."""

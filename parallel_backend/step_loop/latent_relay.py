@@ -73,8 +73,8 @@ class LastStage:
         """
         flat, parts, previews = prediction.flatten(1), [], []
         for patch in unit:
-            call, inpainting = self._calls[patch], self._inpainting[patch]
-            x0 = inpainting.x0(call.x, call.sigma, flat[:, self.indices_by_patch[patch]])
+            call, indices = self._calls[patch], self.indices_by_patch[patch]
+            x0 = self.setting.x0(call.x, call.sigma, flat[:, indices], (self._inpainting[patch], indices))
             if call.step is not None and self.preview:
                 previews.append(x0[:1])
             try:

@@ -97,6 +97,21 @@ class SamplingContext:
         branches = BatchSplit.all_branches(local, self.denoiser.mesh, self.denoiser.plan.branches).float()
         return branches[0] if len(branches) == 1 else branches[1] + (branches[0] - branches[1]) * self.message.cfg
 
+    def x0(self, x: Tensor, sigma: Tensor, out: Tensor, part: tuple[Inpainting, Tensor] | None = None) -> Tensor:
+        """The denoised latent, from the noised latent ``x`` and the guided prediction for it.
+
+        Args:
+            part: flat indices into a sample if ``x`` and ``out`` are ``[B, indices]``, and the inpainting of these.
+        """
+        inpainting, elements = part or (self.inpainting, None)
+        inputs = next(iter(self.inputs(self.x, sigma).values()))
+        factors = self.denoiser.experts.current.followed(inputs, self.denoiser.plan.shapes())
+        if factors is not None:
+            of_out, of_input = (each if elements is None else each[:, elements] for each in factors)
+            model_input = inpainting.model_input(x, sigma)
+            out = of_out.view(-1, *out.shape[1:]) * out + of_input.view(-1, *out.shape[1:]) * model_input
+        return inpainting.x0(x, sigma, out)
+
     def gather(self, local: Tensor) -> dict[str, Tensor]:
         """``samples`` of all data groups on rank 0; empty on other ranks. The first rank of each group sends."""
         mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.whole_latent)

@@ -5,11 +5,26 @@ from typing import Any, ClassVar
 import torch
 from diffusers import MiniMaxH3Transformer3DModel as Whole
 from diffusers.configuration_utils import register_to_config
-from diffusers.models.transformers.transformer_minimax_h3 import MINIMAX_H3_MODALITY_NUM
+from diffusers.models.transformers.transformer_minimax_h3 import MINIMAX_H3_MODALITY_NUM, MiniMaxH3Attention
 from torch import Tensor, nn
 
 _MODULATIONS = 6
 """Shift, scale and gate, of attention and of the feed-forward."""
+
+
+class AttentionOfSamples(MiniMaxH3Attention):  # type: ignore[misc]
+    """A block's attention, for samples that the block gets one after another in one sequence.
+
+    diffusers' block has one list of times for a whole batch. In one sequence, each sample may have its own.
+    """
+
+    def forward(
+        self, hidden_states: Tensor, rotary_emb: tuple[Tensor, Tensor], attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """Return ``[1, B * S, D]``: each sample, as long as the tables ``[S, R]``, attends to itself."""
+        samples = hidden_states.view(-1, len(rotary_emb[0]), hidden_states.shape[2])
+        out: Tensor = super().forward(samples, rotary_emb, attention_mask)
+        return out.reshape(hidden_states.shape)
 
 
 class TimeCurve(nn.Module):
@@ -64,7 +79,7 @@ class CurveNormOut(nn.Module):
 
 
 class MiniMaxH3Transformer3DModel(Whole):  # type: ignore[misc]
-    """diffusers' class, which pruned models have with other layers for time.
+    """diffusers' class, whose blocks take samples with times of their own, and with a pruned model's layers for time.
 
     Args:
         adaln_curve_grid: the number of times in a pruned model's table; None for a whole model. A pruned model's
@@ -106,6 +121,8 @@ class MiniMaxH3Transformer3DModel(Whole):  # type: ignore[misc]
             "qk_norm_eps": qk_norm_eps, "final_norm_eps": final_norm_eps,
         }  # fmt: skip
         super().__init__(**whole)
+        for block in self.transformer_blocks:
+            block.attn.__class__ = AttentionOfSamples
         if adaln_curve_grid is not None:
             self._tabulate(adaln_curve_grid, time_embed_dim, hidden_size, final_norm_eps)
 

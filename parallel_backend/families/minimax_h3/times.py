@@ -64,7 +64,7 @@ def carried(inputs: Mapping[str, Tensor], sound: Tensor) -> Tensor:
     return sound * (own / picture).to(sound.dtype).view(-1, *[1] * (sound.ndim - 1))
 
 
-def velocity_factors(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return two factors ``[B, 1, 1]``: what the sampler follows is their sum over the prediction and the sound."""
-    scale = inputs[SOUND_SCALE].float().view(-1, 1, 1)
-    return 1.0 + (scale - 1.0) * sigmas(inputs)[1].view(-1, 1, 1), scale - 1.0
+def followed(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the factors ``[B]`` of prediction and carried sound that make up what the sampler follows."""
+    scale, (picture, own) = inputs[SOUND_SCALE].float(), sigmas(inputs)
+    return 1.0 + (scale - 1.0) * own, (1.0 - scale) * own / picture

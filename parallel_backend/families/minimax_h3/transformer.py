@@ -103,7 +103,7 @@ class MiniMaxH3(Family):
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
         layers = self.module.transformer_blocks
         blocks = [Block(run=partial(_run, layer), modules=(layer,)) for layer in layers]
-        return blocks, [AttentionSite(module=each.attn, streams=(TEXT, IMAGE), each_sample=True) for each in layers]
+        return blocks, [AttentionSite(module=each.attn, streams=(TEXT, IMAGE)) for each in layers]
 
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Patches and sounds are embedded in float32."""
@@ -124,26 +124,18 @@ class MiniMaxH3(Family):
         ):  # fmt: skip
             tables[name] = {**joint_attention.rope(self.module.rope, ids), "modulation": modulation}
         context = {"temb": self._temb(times.times(inputs))}
-        if times.SOUND_SCALE in inputs:
-            context["factor"], scale = times.velocity_factors(inputs)
-            tables[IMAGE]["carried"] = scale * self._carried_rows(inputs, tables[IMAGE]["modulation"].shape[1])
         return State(streams={TEXT: self._text(inputs), IMAGE: self.image(inputs)}, tables=tables, context=context)
 
     def head(self, state: State) -> Tensor:
         """Both outputs are computed for every row, in float32."""
         module, table, values = self.module, state.tables[IMAGE], _values(self.config, self.geometry)
         modulation, temb = table["modulation"], state.context["temb"]
-        normed = [
-            module.norm_out(tokens[None], temb[i], modulation[i] // rows.TAGS)
-            for i, tokens in enumerate(state.streams[IMAGE])
-        ]
-        tokens = _batch(normed)
+        image, time = state.streams[IMAGE], _in_batch(modulation // rows.TAGS, temb.shape[1])
+        tokens = module.norm_out(image.flatten(0, 1)[None], temb.flatten(0, 1), time).view(image.shape)
         picture, sound = (
             functional.pad(out, (0, values - out.shape[2]))
             for out in (_in_own_dtype(module.proj_out, tokens), _in_own_dtype(module.audio_proj_out, tokens))
         )
-        if "carried" in table:
-            sound = state.context["factor"] * sound + table["carried"]
         is_sound = (modulation % rows.TAGS == rows.SOUND_TAG)[..., None]
         return torch.where(is_sound, sound, picture).to(self.dtype)
 
@@ -158,6 +150,18 @@ class MiniMaxH3(Family):
         first = math.prod(self.geometry.grid(size))
         sound = tokens[:, first : first + ears * length, :channels]
         return pack([self.unpatchify(tokens, size), -rearrange(sound, "b (e t) c -> b c e t", e=ears)])
+
+    def followed(self, inputs: Mapping[str, Tensor], shapes: Sequence[Shape]) -> tuple[Tensor, Tensor] | None:
+        """The sound is followed on the picture's schedule, as ComfyUI's class does around its forward."""
+        if times.SOUND_SCALE not in inputs:
+            return None
+        counts = [math.prod(shape) for shape in shapes]
+        factors = zip((1.0, 0.0), times.followed(inputs), strict=True)
+        of_out, of_input = (
+            torch.cat([sound.new_full((len(sound), counts[0]), picture), sound[:, None].expand(-1, counts[1])], dim=1)
+            for picture, sound in factors
+        )
+        return of_out, of_input
 
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """diffusers' forward takes one sample at a time, whose rows may have any order."""
@@ -198,13 +202,6 @@ class MiniMaxH3(Family):
         for parts, name in ((picture, rows.VIDEO_ROWS), (sound, rows.SOUND_ROWS)):
             parts += [inputs[name].float()] if name in inputs else []
         return torch.cat(picture, dim=1), torch.cat(sound, dim=1)
-
-    def _carried_rows(self, inputs: Mapping[str, Tensor], count: int) -> Tensor:
-        """Return the sound's latent at its places in the image stream, ``[B, S, values]``, and zeros elsewhere."""
-        sound, before = self._rows(inputs)[1], inputs[rows.VIDEO_IDS].shape[1]
-        sound = sound[:, : inputs[rows.SOUND_IDS].shape[1]]
-        wide = _values(self.config, self.geometry) - sound.shape[2]
-        return functional.pad(sound, (0, wide, before, count - before - sound.shape[1]))
 
     def _temb(self, values: Tensor) -> Tensor:
         """Return the embeddings ``[B, T, D]`` of times ``[B, T]``."""
@@ -251,24 +248,25 @@ class MiniMaxH3(Family):
 
 
 def _run(layer: nn.Module, state: State) -> State:
-    """Run the samples one by one: each has its own times."""
+    """Run the samples as one sequence: each has its own times."""
     text, image = state.streams[TEXT], at_least_one(state.streams[IMAGE])
     tokens = torch.cat([text, image], dim=1)
     cos, sin, modulation = (
         torch.cat([state.tables[TEXT][name], at_least_one(state.tables[IMAGE][name])], dim=1)
         for name in ("cos", "sin", "modulation")
     )
-    outs = [
-        layer(tokens[i : i + 1], state.context["temb"][i], modulation[i], (cos[0], sin[0])) for i in range(len(tokens))
-    ]
+    temb = state.context["temb"]
+    row = _in_batch(modulation, temb.shape[1] * rows.TAGS)
+    out = layer(tokens.flatten(0, 1)[None], temb.flatten(0, 1), row, (cos[0], sin[0])).view(tokens.shape)
     start = text.shape[1]
-    text, image = _batch(outs).split([start, tokens.shape[1] - start], dim=1)
+    text, image = out.split([start, tokens.shape[1] - start], dim=1)
     return state.with_streams(**{TEXT: text, IMAGE: image[:, : state.streams[IMAGE].shape[1]]})
 
 
-def _batch(samples: Sequence[Tensor]) -> Tensor:
-    """Concatenate samples, without the copy that ``torch.cat`` makes of a single one."""
-    return samples[0] if len(samples) == 1 else torch.cat(list(samples))
+def _in_batch(numbers: Tensor, count: int) -> Tensor:
+    """Return numbers of rows ``[B, S]``, of which each sample has ``count``, as numbers ``[B * S]`` among all."""
+    first = torch.arange(len(numbers), device=numbers.device) * count
+    return (numbers + first[:, None]).flatten()
 
 
 def _values(config: Mapping[str, Any], geometry: Geometry) -> int:

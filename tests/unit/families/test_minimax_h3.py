@@ -13,7 +13,7 @@ from parallel_backend.families.minimax_h3 import times
 from parallel_backend.families.minimax_h3.module import MiniMaxH3Transformer3DModel
 from parallel_backend.families.minimax_h3.transformer import MiniMaxH3
 from parallel_backend.interfaces.geometry import IMAGE, LATENT, SOUND, TEXT, TIMESTEP
-from parallel_backend.interfaces.packing import unpack
+from parallel_backend.interfaces.packing import pack, unpack
 from parallel_backend.loading import partial
 from parallel_backend.loading.weight_source import WeightSource
 from tests.support import families
@@ -209,11 +209,16 @@ def test_the_sound_that_a_sampler_carries_is_comfyuis(batch):
     sigma_a = 3.0 * base / (1.0 + 2.0 * base)
     own = inputs[SOUND] * (sigma_a / sigma)
     video, sound = predicted({**inputs, SOUND: own})
-    ours = predicted({**inputs, "sound_scale": scale})
+    family, shapes = families.family(NAME, "t2v"), [inputs[name].shape[1:] for name in (LATENT, SOUND)]
+    carried = {**inputs, "sound_scale": scale}
+    of_out, of_input = family.followed(carried, shapes)
+    packed = [pack(each)[:, 0] for each in (predicted(carried), [inputs[LATENT], inputs[SOUND]])]
+    ours = unpack((of_out * packed[0] + of_input * packed[1])[:, None], shapes)
     assert torch.allclose(ours[0], video, atol=1e-4)
     wanted = (1.0 - 4.0) * own + (1.0 + 3.0 * sigma_a) * sound
     assert (ours[1] - wanted).abs().max() < 1e-4 * wanted.abs().max()
     assert differs(ours[1], sound)
+    assert family.followed(inputs, shapes) is None
 
 
 @pytest.mark.parametrize(
