@@ -81,7 +81,7 @@ class Autoencoding:
         if together is None:
             return {}
         if self.own_tiles:
-            return self._run_on(together, device, self._in_own_tiles)
+            return self._run_on(together, device)
         if not self.tiles and together.all_ranks.size == ranks and self.chunks.keep_busy(ranks):
             with suppress(NoRoom):  # a rank would have room for a part of each frame
                 return self._run_on(together, device, self._by_time)
@@ -104,12 +104,16 @@ class Autoencoding:
         with ExitStack() as stack:
             stack.enter_context(counted(module, self.phase))
             measurement = stack.enter_context(measured(message, axis, device))
-            code = code or (self._tiled if self.tiles else self._whole)
-            output = code(module, mesh, device)
+            output = (code or self._chosen())(module, mesh, device)
         results = {} if axis.index else {self.output: output.cpu()}
         if measurement:
             results |= measurement.of_all_ranks()
         return results
+
+    def _chosen(self) -> Code:
+        if self.own_tiles:
+            return self._in_own_tiles
+        return self._tiled if self.tiles else self._whole
 
     def _work(self, axis: Axis, *, by_time: bool) -> int:
         """Return the bytes that this rank's tensors take at least."""

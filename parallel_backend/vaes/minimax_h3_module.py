@@ -3,11 +3,9 @@
 from functools import wraps
 from typing import Any
 
-import diffusers
 import torch
+from diffusers import AutoencoderKLMiniMaxH3 as _Published
 from torch import Tensor
-
-_Published: Any = diffusers.AutoencoderKLMiniMaxH3
 
 
 class AutoencoderKLMiniMaxH3(_Published):  # type: ignore[misc]
@@ -27,6 +25,6 @@ class AutoencoderKLMiniMaxH3(_Published):  # type: ignore[misc]
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         for name in ("mean", "std"):
-            values, channels = self.config[f"latents_{name}"], self.config.latent_channels
-            known = torch.zeros(channels) if values is None else torch.tensor(values)
+            values = self.config[f"latents_{name}"]
+            known = torch.zeros(self.config.latent_channels) if values is None else torch.tensor(values)
             self.register_buffer(f"latent_{name}", known, persistent=values is None)

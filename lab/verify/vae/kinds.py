@@ -124,6 +124,14 @@ def _open_sora1(width: int) -> Config:
     }  # fmt: skip
 
 
+def _minimax_h3(width: int) -> Config:
+    return {
+        "block_out_channels": [width * factor for factor in (1, 2, 2, 4, 4, 8)], "norm_num_groups": _groups(width),
+        "layers_per_block": 2, "decoder_num_layers": 2, "decoder_num_attention_heads": max(1, width // 4),
+        "latents_mean": [0.1] * 24, "latents_std": [1.5] * 24,
+    }  # fmt: skip
+
+
 KINDS: dict[str, Kind] = {
     "image": Kind(class_name="AutoencoderKL", config=lambda width: _image(width, 16)),
     "flux2": Kind(class_name="AutoencoderKLFlux2", config=lambda width: _image(width, 32)),
@@ -136,6 +144,7 @@ KINDS: dict[str, Kind] = {
     "ltx": Kind(class_name="AutoencoderKLLTXVideo", config=_ltx),
     "ltx_noisy": Kind(class_name="AutoencoderKLLTXVideo", config=_ltx_noisy),
     "mochi": Kind(class_name="AutoencoderKLMochi", config=_mochi),
+    "minimax_h3": Kind(class_name="AutoencoderKLMiniMaxH3", config=_minimax_h3),
     "open_sora1": Kind(class_name="VideoAutoencoderPipeline", config=_open_sora1),
 }
 """By the name on the command line."""
