@@ -264,7 +264,9 @@ def _pixel_frames(clips: ClipSteps, latents: int) -> int:
 
 def _latent_frames(clips: ClipSteps, frames: int) -> int:
     """Return ComfyUI's number of latent frames, which is that of full clips."""
-    return max(1, (frames - clips.first_frames) // clips.frames * clips.latents + clips.first_latents) if frames > 1 else 1
+    return (
+        max(1, (frames - clips.first_frames) // clips.frames * clips.latents + clips.first_latents) if frames > 1 else 1
+    )
 
 
 def _kept_dtype() -> torch.dtype:

@@ -170,7 +170,7 @@ class PixelWriter:
     memory while it computes the next ones, and the host waits for them when those are queued.
 
     Args:
-        latents: shape of the latents ``[N, C, T, H, W]`` or ``[N, C, H, W]``; of this rank's rows if ``split`` is given.
+        latents: shape of the latents, ``[N, C, T, H, W]`` or ``[N, C, H, W]``; with ``split``, of this rank's rows.
         frames: latent frames of a sample.
         split: how the ranks split the rows; None if one rank works alone.
     """

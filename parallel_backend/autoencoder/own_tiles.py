@@ -55,7 +55,9 @@ class OwnTiles:
     @property
     def longest(self) -> int:
         """The most pixel frames that a rank has at once."""
-        counts = (part.frames if self.encode else self.vae.tile_frames(part.frames, encode=False) for part in self.parts)
+        counts = (
+            part.frames if self.encode else self.vae.tile_frames(part.frames, encode=False) for part in self.parts
+        )
         return max(counts)
 
     def joined_bytes(self, itemsize: int) -> int:

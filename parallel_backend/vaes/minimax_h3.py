@@ -130,7 +130,9 @@ class MiniMaxH3(TiledVAE):
 
     def code_tile(self, module: Any, tile: Tensor, *, encode: bool) -> Tensor:
         if encode:
-            normalised = tile.add(1.0).mul_(0.5).sub_(_by_channel(_PIXEL_MEAN, tile)).div_(_by_channel(_PIXEL_STD, tile))
+            normalised = (
+                tile.add(1.0).mul_(0.5).sub_(_by_channel(_PIXEL_MEAN, tile)).div_(_by_channel(_PIXEL_STD, tile))
+            )
             mean: Tensor = module.quant_conv(module.encoder(normalised)).chunk(2, dim=1)[0]
             return mean.contiguous()
         raw = tile * _by_channel(module.latent_std, tile) + _by_channel(module.latent_mean, tile)

@@ -129,30 +129,33 @@ class Mosaic:
     def __init__(self, rows: Spans, columns: Spans) -> None:
         self._rows, self._columns, self._count = rows, columns, 0
         self._above: dict[int, Tensor] = {}
-        self._left = self._plane = torch.empty(0)
+        self._left: Tensor | None = None
+        self._plane = torch.empty(0)
 
     def add(self, tile: Tensor) -> Tensor | None:
         """Take the next tile, ``[..., height, width]``, and change it. Return the plane after its last tile."""
         row, column = divmod(self._count, len(self._columns.starts))
-        ends = [slice(-width, None) for width in self._rows.overlaps[row : row + 1]]
-        below = [tile[..., end, :].clone() for end in ends]
-        right = [tile[..., -width:].clone() for width in self._columns.overlaps[column : column + 1]]
-        if row:
-            fade(self._above[column], tile, -2)
-        if column:
-            fade(self._left, tile, -1)
-        self._above |= {column: tail for tail in below}
-        self._left = right[0] if right else self._left
+        above, left = self._above.pop(column, None), self._left
+        for overlap in self._rows.overlaps[row : row + 1]:
+            self._above[column] = tile[..., -overlap:, :].clone()
+        self._left = None
+        for overlap in self._columns.overlaps[column : column + 1]:
+            self._left = tile[..., -overlap:].clone()
+        if above is not None:
+            fade(above, tile, -2)
+        if left is not None:
+            fade(left, tile, -1)
+        return self._placed(tile, self._rows.starts[row], self._columns.starts[column])
+
+    def _placed(self, tile: Tensor, row: int, column: int) -> Tensor | None:
+        """Write a tile over those before it; return the plane after its last tile."""
         if self._count == 0:
             self._plane = tile.new_empty(*tile.shape[:-2], self._rows.total, self._columns.total)
-        place = self._plane.narrow(-2, self._rows.starts[row], tile.shape[-2])
-        place.narrow(-1, self._columns.starts[column], tile.shape[-1]).copy_(tile)
+        self._plane.narrow(-2, row, tile.shape[-2]).narrow(-1, column, tile.shape[-1]).copy_(tile)
         self._count += 1
-        return self._finished() if self._count == len(self._rows.starts) * len(self._columns.starts) else None
-
-    def _finished(self) -> Tensor:
-        plane, self._plane, self._left, self._count = self._plane, torch.empty(0), torch.empty(0), 0
-        self._above.clear()
+        if self._count < len(self._rows.starts) * len(self._columns.starts):
+            return None
+        plane, self._plane, self._count = self._plane, torch.empty(0), 0
         return plane
 
 

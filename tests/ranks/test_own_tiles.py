@@ -113,4 +113,5 @@ def test_memory_is_that_of_a_tile(pools, tmp_path, limit):
     assert outcomes[0] == {None}
     (refusal,) = outcomes[1]
     assert refusal.startswith("NoRoom: rank 0 (cpu) has room for ")
-    assert refusal.endswith("use devices with more memory, or load the VAE with ComfyUI's own loader, without Parallel VAE")
+    other = "use devices with more memory, or load the VAE with ComfyUI's own loader, without Parallel VAE"
+    assert refusal.endswith(other)

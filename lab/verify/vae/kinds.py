@@ -13,6 +13,9 @@ from parallel_backend.vaes import module_class_of
 WIDTH = 32
 """Channels of the first level; published VAEs have 128 (Wan 96)."""
 
+_SHARES = (".scale1", ".scale2")
+"""Ends of the names of what a layer of MiniMax-H3's decoder is multiplied by, which begins at 0."""
+
 Config = Mapping[str, Any]
 
 
@@ -32,8 +35,8 @@ class Kind:
         """Return the module with random weights; latent statistics, if it has any, differ from 0 and 1."""
         torch.manual_seed(0)
         module = module_class_of(self.class_name)(**self.config(width)).eval().requires_grad_(False)
-        for parameter in module.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+        for name, parameter in module.named_parameters():
+            parameter.add_(float(name.endswith(_SHARES)) + 0.05 * torch.randn_like(parameter))
         for buffer in module.buffers():
             if buffer.is_floating_point():
                 buffer.uniform_(0.5, 1.5)

@@ -256,7 +256,8 @@ def test_a_vae_of_sound_is_left_to_comfyui(tmp_path: Path) -> None:
 def test_older_versions_say_which_ones_have_it(tmp_path: Path) -> None:
     from any_folder_name.parallel_backend.vaes import module_class_of
 
-    module = module_class_of("AutoencoderKLMiniMaxH3")(block_out_channels=[32] * 6, decoder_num_layers=1, decoder_num_attention_heads=1)
+    config = {"block_out_channels": [32] * 6, "decoder_num_layers": 1, "decoder_num_attention_heads": 1}
+    module = module_class_of("AutoencoderKLMiniMaxH3")(**config)
     save_file(module.state_dict(), tmp_path / NAME)
     with pytest.raises(InvalidRequest, match=r"has no MiniMax-H3; ComfyUI 0\.30\.0 and newer have it"):
         open_vae(tmp_path / NAME, "0", "1")

@@ -88,7 +88,9 @@ def test_decode_equals_diffusers(name, frames):
     torch.testing.assert_close(pixels, expected.float(), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(("name", "groups"), [("image", None), ("flux2", None), *((name, 2) for name in VIDEOS if name not in CLIPS)])
+@pytest.mark.parametrize(
+    ("name", "groups"), [("image", None), ("flux2", None), *((name, 2) for name in VIDEOS if name not in CLIPS)]
+)
 def test_encode_equals_diffusers_and_drops_frames_that_fill_no_latent_frame(name, groups):
     module = build(name)
     vae = prepared_vae(name, module)
