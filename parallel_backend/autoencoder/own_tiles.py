@@ -54,11 +54,9 @@ class OwnTiles:
 
     @property
     def longest(self) -> int:
-        """The most pixel frames that a rank has at once."""
-        counts = (
-            part.frames if self.encode else self.vae.tile_frames(part.frames, encode=False) for part in self.parts
-        )
-        return max(counts)
+        """The most pixel frames that a rank has at once; 1 of an image."""
+        most = max(part.frames for part in self.parts)
+        return most if self.encode or most == 1 else self.vae.tile_frames(most, encode=False)
 
     def joined_bytes(self, itemsize: int) -> int:
         """Return the bytes of the clip that rank 0 joins, where a value takes ``itemsize`` bytes."""

@@ -112,8 +112,13 @@ class MiniMaxH3(TiledVAE):
         return frames
 
     def prepare(self, module: Any) -> None:
-        """Let attention give zeros instead of numbers that are none, as ComfyUI's does."""
+        """Let attention give zeros instead of numbers that are none, as ComfyUI's does.
+
+        The decoder's norms work on float32, and torch has a fused kernel for that only with weights in float32.
+        """
         for block in module.decoder.transformer_blocks:
+            block.norm1.float()
+            block.norm2.float()
             block.attn.to_out[0].register_forward_pre_hook(_finite)
 
     def clips(self, frames: int, *, encode: bool) -> tuple[tuple[int, int], ...]:

@@ -132,7 +132,8 @@ def both(small_tiles: None, file: Path) -> Callable[..., tuple[Any, RemoteVAE]]:
     new_session(EngineClient())
 
     def load(dtype: torch.dtype = torch.float32) -> tuple[Any, RemoteVAE]:
-        native = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(file)), dtype=dtype)
+        held = comfy.utils.load_torch_file(str(file))
+        native = comfy.sd.VAE(sd={name: each.to(dtype) for name, each in held.items()}, dtype=dtype)
         handle = open_vae(file, "0", "1")
         name: Any = str(dtype).removeprefix("torch.")
         return native, vae_alone(handle, vae_of(handle.checkpoint).scale, name)
