@@ -21,7 +21,7 @@ class AutoencoderKLMiniMaxH3(_Published):  # type: ignore[misc]
     latent_std: Tensor
     _keep_in_fp32_modules: Any = None
 
-    @wraps(_Published.__init__)
+    @wraps(_Published.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         for name in ("mean", "std"):

@@ -25,7 +25,7 @@ def small_tiles(monkeypatch):
 
 def with_small_tiles(rank, message, tensors, **options):
     """Handle a request with small tiles."""
-    with mock.patch.multiple(MiniMaxH3, **SMALL):
+    with mock.patch.multiple(MiniMaxH3, own_tile=SMALL["own_tile"], own_overlap=SMALL["own_overlap"]):
         return driver.handle(rank, message, tensors, **options)
 
 

@@ -76,7 +76,8 @@ def encode(module: Any, pixels: Tensor) -> Tensor:
     if name == "AutoencoderKLMiniMaxH3":
         mean, std = (_by_channel(values, pixels) for values in IMAGENET)
         raw = module.encode(((pixels + 1) / 2 - mean) / std).latent_dist.mode().float()
-        return (raw - _by_channel(module.latent_mean, raw)) / _by_channel(module.latent_std, raw)
+        scaled: Tensor = (raw - _by_channel(module.latent_mean, raw)) / _by_channel(module.latent_std, raw)
+        return scaled
     latent: Tensor = module.encode(pixels).latent_dist.mode()
     if name == "AutoencoderKLFlux2":
         mean, std = _flux2_statistics(module)
