@@ -181,6 +181,10 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
                 yield tile * self._spatial
             tile //= 2
 
+    def _has_own_tiles(self) -> bool:
+        """Whether the VAE works in tiles of its own: others would give another result."""
+        return vae_of(self.handle.checkpoint).own_tile > 0
+
     def _request(
         self,
         message: Decode | Encode,
@@ -198,8 +202,8 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
             return self._ask(message, tensors, latent_size[0], on_progress)
         except comfy.model_management.OOM_EXCEPTION as error:
             first = last = error.with_traceback(None)  # which would keep the tensors
-        own = vae_of(self.handle.checkpoint).own_tile
-        smaller = [tile for tile in self._tiles(fallback, latent_size) if not (own or 0 < message.tile <= tile)]
+        possible = () if self._has_own_tiles() else self._tiles(fallback, latent_size)
+        smaller = [tile for tile in possible if not 0 < message.tile <= tile]
         for tile in smaller:
             self.handle.tell(f"going on in VAE tiles of {tile} pixels, which is approximate, since {last}")
             try:
@@ -223,7 +227,8 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
             last_note = progress.note
             on_progress(progress, extra)
 
-        ranks = self.handle.ranks if message.tile else min(rows, self.handle.ranks)
+        in_tiles = message.tile or self._has_own_tiles()
+        ranks = self.handle.ranks if in_tiles else min(rows, self.handle.ranks)
         prepare_component(self._model, "vae", ranks=ranks)
         answer = self.handle.call(message, tensors, on_progress=progressed)
         self.used_tile = message.tile

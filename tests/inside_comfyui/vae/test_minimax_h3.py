@@ -23,7 +23,7 @@ from any_folder_name.parallel_backend.loading.load import load_vae
 from any_folder_name.parallel_backend.protocol.model_spec import Devices
 from any_folder_name.parallel_backend.vaes import vae_of
 from any_folder_name.parallel_backend.vaes.minimax_h3 import MiniMaxH3
-from helpers import dynamic_vram
+from helpers import compressed_files, dynamic_vram
 from helpers.engine_client import EngineClient
 from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import new_session, relative_error
@@ -194,6 +194,17 @@ def test_a_file_without_statistics_has_the_published_ones(both: Any, file: Path)
     save_file({name: each for name, each in weights().items() if not name.startswith("latents_")}, file)
     native, vae = both()
     latent = random(1, 24, 2, 3, 3)
+    assert relative_error(vae.decode(latent), native.decode(latent)) < 1e-4
+
+
+@needs_core
+def test_int8_weights_are_decoded(both: Any, file: Path) -> None:
+    """ComfyUI computes with rounded activations where it reads such a file, so it gets what the numbers stand for."""
+    decoded = compressed_files.write_described(file, weights(), "int8 rotated")
+    assert not torch.equal(decoded["decoder.proj_out.weight"], weights()["decoder.proj_out.weight"])
+    native = comfy.sd.VAE(sd=decoded, dtype=torch.float32)
+    handle = open_vae(file, "0", "1")
+    vae, latent = vae_alone(handle, vae_of(handle.checkpoint).scale, "float32"), random(1, 24, 3, 5, 4)
     assert relative_error(vae.decode(latent), native.decode(latent)) < 1e-4
 
 
