@@ -101,6 +101,8 @@ class OwnTiles:
             The result on rank 0, an empty tensor on other ranks.
         """
         parts, joined = self.parts, None if axis.index else _Joined(self, module)
+        if whole is not None and not self.encode:
+            whole = whole.to(device, non_blocking=True)  # a latent is small, and pixels are not
         for first in range(0, len(parts), axis.size):
             several = parts[first : first + axis.size]
             local = torch.empty(0)
@@ -126,8 +128,15 @@ class OwnTiles:
         """Send each rank its part of a tensor, and return this rank's part."""
         shape = parts[axis.index].shape(meta.shape, self.dims)
         local = torch.empty(shape, dtype=DTYPES[meta.dtype], device=device)
-        cuts = [] if whole is None else [part.cut(whole, self.dims) for part in parts]
+        cuts = [] if whole is None else [_ready(part.cut(whole, self.dims), local) for part in parts]
         return collectives.scatter(cuts, local, axis)
+
+
+def _ready(cut: Tensor, like: Tensor) -> Tensor:
+    """Return values in memory from which a GPU copies them into one like ``like`` while the host goes on."""
+    if not like.is_cuda or cut.is_cuda:
+        return cut
+    return torch.empty_like(like, device="cpu", pin_memory=torch.cuda.is_available()).copy_(cut)
 
 
 class _Joined:

@@ -17,8 +17,8 @@ from .own_tiles import Joiner, Spans, TiledVAE, fade
 
 CHANNELS, CLIP, DROPPED = 24, 17, 3
 SPATIAL, TEMPORAL = (2, 2, 2, 2, 1, 1), (1, 2, 2, 1, 1, 1)
-_PIXEL_MEAN, _PIXEL_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Mean and standard deviation of ImageNet's pixels in 0..1, by which the modules' pixels are normalised."""
+_PIXELS = (0.485, 0.229), (0.456, 0.224), (0.406, 0.225)
+"""Mean and standard deviation of ImageNet's pixels in 0..1 by colour, by which the modules' pixels are normalised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,14 +135,14 @@ class MiniMaxH3(TiledVAE):
 
     def code_tile(self, module: Any, tile: Tensor, *, encode: bool) -> Tensor:
         if encode:
-            normalised = (
-                tile.add(1.0).mul_(0.5).sub_(_by_channel(_PIXEL_MEAN, tile)).div_(_by_channel(_PIXEL_STD, tile))
-            )
-            mean: Tensor = module.quant_conv(module.encoder(normalised)).chunk(2, dim=1)[0]
-            return mean.contiguous()
+            pixels = tile.add(1.0).mul_(0.5)
+            for colour, (mean, std) in zip(pixels.unbind(1), _PIXELS, strict=True):
+                colour.sub_(mean).div_(std)
+            latent: Tensor = module.quant_conv(module.encoder(pixels)).chunk(2, dim=1)[0]
+            return latent.contiguous()
         raw = tile * _by_channel(module.latent_std, tile) + _by_channel(module.latent_mean, tile)
-        pixels: Tensor = module.decoder(module.post_quant_conv(raw))
-        return pixels
+        decoded: Tensor = module.decoder(module.post_quant_conv(raw))
+        return decoded
 
     def joiner(self, module: Any, shape: Sequence[int], write: WriteFrames | None) -> Joiner:
         frames, height, width = shape
@@ -196,13 +196,14 @@ class _Pixels(Joiner):
         frames = frames[:, :, : self._left].float()
         self._left -= frames.shape[2]
         if frames.shape[2]:
-            std, mean = _by_channel(_PIXEL_STD, frames), _by_channel(_PIXEL_MEAN, frames)
-            self._write(frames.mul_(2.0 * std).add_(2.0 * mean - 1.0))
+            for colour, (mean, std) in zip(frames.unbind(1), _PIXELS, strict=True):
+                colour.mul_(2.0 * std).add_(2.0 * mean - 1.0)
+            self._write(frames)
 
 
-def _by_channel(values: Sequence[float] | Tensor, like: Tensor) -> Tensor:
+def _by_channel(values: Tensor, like: Tensor) -> Tensor:
     """Return one value per channel, for a video ``[1, C, T, H, W]``."""
-    return torch.as_tensor(values).to(like).view(1, -1, 1, 1, 1)
+    return values.to(like).view(1, -1, 1, 1, 1)
 
 
 def _finite(_layer: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
