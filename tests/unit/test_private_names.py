@@ -23,6 +23,7 @@ STOCK = "lab/verify/vae/stock.py"
 MINIMAX_H3 = "parallel_backend/families/minimax_h3/module.py"
 OPEN_SORA1 = "parallel_backend/families/open_sora1/module.py"
 OPEN_SORA2 = "parallel_backend/families/open_sora2/module.py"
+MINIMAX_H3_VAE = "parallel_backend/vaes/minimax_h3_module.py"
 OPEN_SORA_VAE = "parallel_backend/vaes/open_sora1_module.py"
 
 
@@ -97,11 +98,13 @@ USES = (
     Use("torch.utils._python_dispatch.TorchDispatchMode", BYTES),
     Use("torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__", BYTES, "func, types, args, kwargs",
         overridden=True),
+    Use("diffusers.AutoencoderKLMiniMaxH3._decode_clip", STOCK, "z"),
     Use("diffusers.Flux2Pipeline._patchify_latents", STOCK, "latents"),
     Use("diffusers.Flux2Pipeline._unpatchify_latents", STOCK, "latents"),
     Use("diffusers.LTXPipeline._denormalize_latents", STOCK, "latents, latents_mean, latents_std"),
     Use("diffusers.LTXPipeline._normalize_latents", STOCK, "latents, latents_mean, latents_std"),
-    Use("diffusers.ModelMixin._keep_in_fp32_modules", f"parallel_backend/loading/partial.py {MINIMAX_H3}"),
+    Use("diffusers.ModelMixin._keep_in_fp32_modules",
+        f"parallel_backend/loading/partial.py {MINIMAX_H3} {MINIMAX_H3_VAE}"),
     Use("diffusers.ZImageTransformer2DModel._prepare_sequence", "parallel_backend/families/z_image/transformer.py",
         "feats, pos_ids, inner_pad_mask, pad_token, noise_mask, device"),
     Use("diffusers.models.attention_dispatch._native_attention_forward_op", "lab/bench/ranks/peers.py",
