@@ -27,7 +27,7 @@ class MiniMaxH3(Bridge):
     text = CoreText(
         components={"text_encoder": ("Qwen3VLModel", "Qwen3VLForConditionalGeneration")}, clip_type="MINIMAX"
     )
-    vaes = ()
+    vaes = ("AutoencoderKLMiniMaxH3",)
     latents: ClassVar[tuple[str, ...]] = ("hidden_states", "audio_hidden_states")
     masks_in_loop: ClassVar[bool] = False
 
