@@ -113,6 +113,6 @@ def _plan(model: Published, layout: ParallelLayout) -> DenoisingPlan:
     inputs = next(iter(family.variants().values())).inputs
     shapes = input_shapes(family, config, inputs, batch=1, size=model.size, text=model.text)
     return DenoisingPlan(
-        layout=layout, geometry=family.describe(config), latents=(shapes[LATENT],),
+        layout=layout, geometry=family.describe(config), samples=(1,), latents=({LATENT: shapes[LATENT][1:]},),
         extents=(family.extent(config, shapes),), alike=("",), skipped=(frozenset(),), adapters=((),), guided=False,
     )  # fmt: skip

@@ -41,7 +41,23 @@ VARYING_CONDS = (
     "area", "mask", "hooks", "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "default",
 )  # fmt: skip
 """Conditioning that varies over steps or over the image."""
-NESTED_LATENT = "the latent consists of several tensors (video with audio), and this model takes one: pass the video's"
+_NESTED_LATENT = "the latent consists of several tensors (video with audio), and {model} takes one: pass the video's"
+
+
+def check_number_of_latents(given: int, taken: int, model: str = "this model") -> None:
+    """Refuse a nested latent of another number of tensors than the model predicts.
+
+    Raises:
+        InvalidRequest: the number is another.
+    """
+    if given == taken:
+        return
+    if taken == 1:
+        raise InvalidRequest(_NESTED_LATENT.format(model=model))
+    raise InvalidRequest(
+        f"{model} makes picture and sound together and takes a latent of {taken} tensors, and this one has {given}: "
+        "use the empty latent of picture and sound that ComfyUI has for this model"
+    )
 
 
 def check_latent(latent: Tensor, channels: int) -> None:
@@ -50,13 +66,21 @@ def check_latent(latent: Tensor, channels: int) -> None:
     Raises:
         InvalidRequest: a nested latent, a wrong number of channels, or values that are not finite.
     """
-    if latent.is_nested:
-        raise InvalidRequest(NESTED_LATENT)
+    check_number_of_latents(len(latent.unbind()) if latent.is_nested else 1, 1)
     if latent.shape[1] != channels:
         raise InvalidRequest(
             f"the latent has {latent.shape[1]} channels and this model works on {channels}: "
             "encode it with the VAE of Parallel Loader"
         )
+    check_finite(latent)
+
+
+def check_finite(latent: Tensor) -> None:
+    """Refuse a latent with NaN or infinity.
+
+    Raises:
+        InvalidRequest: it has such values.
+    """
     if not torch.isfinite(latent).all():
         raise InvalidRequest("the latent has values that are not finite (NaN or infinity); check the node that made it")
 

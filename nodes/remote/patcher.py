@@ -13,18 +13,20 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...parallel_backend.errors import InvalidRequest
+from ...parallel_backend.interfaces.packing import unpack
 from ..backend.connection import Handle
 from ..bridges.announcements import announce_attention, announce_callbacks, announce_text_only
 from ..bridges.refusals import (
-    NESTED_LATENT,
     TRANSFORMER,
     accepted_conds,
     check_branches,
     check_compute_dtype,
     check_conds,
+    check_finite,
     check_latent,
     check_layer_changes,
     check_model_options,
+    check_number_of_latents,
     failed_for_layers,
     transformer_replaced,
 )
@@ -115,11 +117,14 @@ def _check_before_sampling(
     **kwargs: Any,
 ) -> Tensor:
     """Refuse unsupported inputs before sampling begins."""
-    if len(kwargs.get("latent_shapes") or ()) > 1:
-        raise InvalidRequest(NESTED_LATENT)
     guider = executor.class_obj
     remote: RemoteTransformer = guider.model_patcher.target
-    check_latent(latent_image, remote.channels)
+    shapes = kwargs.get("latent_shapes") or (latent_image.shape,)
+    check_number_of_latents(len(shapes), len(remote.bridge.latents), remote.bridge.name)
+    picture, *others = unpack(latent_image, [shape[1:] for shape in shapes])
+    check_latent(picture, remote.channels)
+    for other in others:
+        check_finite(other)
     check_branches(remote.handle.spec.layout, _branches(guider, sampler))
     _check_model(guider.model_patcher, guider.model_options)
     accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)

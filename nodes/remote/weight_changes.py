@@ -149,12 +149,22 @@ def changes_of(target: Changeable, patches: Patches) -> WeightChanges:
 
 
 def _sort(target: Changeable, patches: Patches) -> SortedPatches:
+    """Sort the changes of a model's own weights.
+
+    Raises:
+        InvalidRequest: one is of a weight whose layer runs in this process.
+    """
     start = target.weight_prefix
     own = {
         name.removeprefix(start): [_plain(change) for change in changes]
         for name, changes in patches.items()
         if name.startswith(start)
     }
+    if changed := sorted(name for name in own if name in target.weights.here):
+        raise InvalidRequest(
+            f"a LoRA or another node changes {changed[0]}, a layer of the prompt that runs in ComfyUI's process, which "
+            "is not supported: remove that node, or load the model with ComfyUI's own loader"
+        )
     return sort_patches(own, _shapes(target.weights), target.weights.linear)
 
 

@@ -18,6 +18,7 @@ from ..strategies.patch_attention import GatheredAttention, KeyValues, PatchAtte
 from ..strategies.ring import RingAttention
 from ..strategies.token_split import TokenSplit
 from ..strategies.ulysses import UlyssesAttention
+from ..strategies.whole_queries import WholeQueriesAttention
 
 
 class LocalAttention:
@@ -94,6 +95,16 @@ def attention(
     return with_ulysses(mesh, split, streams, inner, row)
 
 
+def whole_queries(split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor], kernel: Kernel) -> Attention:
+    """Exact attention of queries that every rank holds whole to all tokens of ``streams``, on all ranks."""
+    axis = split.axis
+    key_masks = _key_masks(split, streams, masks, 1) or [None] * axis.size
+    if axis.size == 1:
+        return LocalAttention(kernel, key_masks[0])
+    keys = sum(split.held(name) for name in streams)
+    return WholeQueriesAttention(axis, keys, key_masks[axis.index], kernel)
+
+
 def patch_attention(
     mesh: RankMesh,
     split: PatchSplit,
@@ -125,7 +136,7 @@ def with_ulysses(
     if ulysses.size > 1:
         blocks = _ring_blocks(split.tokens(streams), ulysses.size)
         inner = UlyssesAttention(ulysses, blocks[split.axis.index // ulysses.size], inner, trials)
-    return WithoutPadding([split.streams[name].sizes[split.axis.index] for name in streams], inner)
+    return WithoutPadding([split.held(name) for name in streams], inner)
 
 
 def row_mask(split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor]) -> KeyMask | None:

@@ -43,10 +43,16 @@ class FullView:
             return []
         if self.mesh.axes["dsp"].size > 1:
             return [_whole_rows(site, split, kernel) for site in family.attentions]
-        chain = cache(lambda streams: attention_chain.attention(self.mesh, split, streams, masks, kernel, self.trials))
+
+        @cache
+        def chain(streams: tuple[str, ...], queries: tuple[str, ...] | None) -> Attention:
+            if queries is not None:
+                return attention_chain.whole_queries(split, streams, masks, kernel)
+            return attention_chain.attention(self.mesh, split, streams, masks, kernel, self.trials)
+
         # Ring and masks change what they get. From Ulysses they get copies.
         changes_keys = self.mesh.axes["ulysses"].size == 1 and (split.axis.size > 1 or bool(masks))
-        return _routes(family, lambda site: chain(site.streams), changes_keys=changes_keys)
+        return _routes(family, lambda site: chain(site.streams, site.queries), changes_keys=changes_keys)
 
 
 class DisplacedView(FullView):

@@ -13,7 +13,7 @@ from ..distributed.collectives import concat, gather
 from ..distributed.mesh import RankMesh
 from ..distributed.trials import Trials
 from ..interfaces.family import Family
-from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common_image_tokens
+from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common_tokens
 from ..strategies.batch import BatchSplit
 from ..strategies.token_split import TokenSplit
 from . import stage_boundary
@@ -48,14 +48,17 @@ class Denoiser:
         self.experts, self.mesh, self.plan, self.kernel, self.on_forward = experts, mesh, plan, kernel, on_forward
         self.place = plan.layout.coordinates(mesh.all_ranks.index)
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
-        self.samples = {i: BatchSplit.samples(mesh, plan.latents[i][0], self.place) for i in range(plan.branches)}
-        self._common = common_image_tokens(plan.extents)
+        self.samples = {i: BatchSplit.samples(mesh, plan.samples[i], self.place) for i in range(plan.branches)}
+        self._common = common_tokens(plan.extents)
+        self.predicted = plan.extents[0].predicted
         self._batches: list[list[int]] | None = None
         self.boundary = stage_boundary.StageBoundary(mesh.axes["pipe"], mesh.pipe_links or ())
         weights = [1.0] * mesh.sequence.size
         if plan.layout.stale:
             weights = [speed for speed in mesh.speeds("ring") for _ in range(plan.layout.ulysses)]
-        self._splits = [TokenSplit.weighted(extent.streams, mesh.sequence, weights) for extent in plan.extents]
+        self._splits = [
+            TokenSplit.weighted(extent.streams, mesh.sequence, weights, extent.whole) for extent in plan.extents
+        ]
         self.full_view = FullView(mesh, self._splits, trials)
         self._routes: dict[tuple[int, int], list[Route]] = {}
         self._routed = ""
@@ -100,13 +103,23 @@ class Denoiser:
         different places; then these are all tokens that the branches have in common.
         """
         if self._common is not None:
-            shards = {i: self._splits[i].unshard(shard, IMAGE)[:, : self._common] for i, shard in shards.items()}
+            whole = {i: self._splits[i].unshard(shard, self.predicted) for i, shard in shards.items()}
+            shards = {i: self.first_tokens(i, tokens, self._common) for i, tokens in whole.items()}
         return torch.stack(list(shards.values()))
 
     def latent(self, guided: Tensor) -> Tensor:
-        """The latent of guided tokens ``[B, tokens, values]`` from ``comparable``, on every rank of the sequence."""
-        whole = self._splits[0].unshard(guided, IMAGE) if self._common is None else guided
-        return self.experts.current.unpatchify(whole, self.plan.latents[0][2:])
+        """The latent of guided tokens ``[B, tokens, values]`` from ``comparable``, on every rank of the sequence.
+
+        Several latents are packed, as in ``gather``.
+        """
+        whole = self._splits[0].unshard(guided, self.predicted) if self._common is None else guided
+        return self.experts.current.prediction(whole, self.plan.sizes())
+
+    def first_tokens(self, branch: int, tokens: Tensor, counts: Sequence[int]) -> Tensor:
+        """Keep the first of a branch's tokens of each predicted stream, ``counts`` of it."""
+        lengths = [self.plan.extents[branch].streams[name] for name in self.predicted]
+        parts = zip(tokens.split(lengths, dim=1), counts, strict=True)
+        return concat([part[:, :count] for part, count in parts], dim=1)
 
     def gather(self, shards: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The whole predictions ``[B, C, ...]`` of all branches on rank 0; empty on other ranks."""
@@ -126,7 +139,7 @@ class Denoiser:
     def _predict(self, inputs: Inputs, branch: int, view: FullView, row: int = 0) -> Tensor:
         split, extent = view.splits[branch], self.plan.extents[branch]
         if not inputs[LATENT].shape[0]:
-            tokens = split.streams[IMAGE].sizes[split.axis.index] if self.boundary.last else 0
+            tokens = split.predicted(self.predicted)[split.axis.index] if self.boundary.last else 0
             return self._empty().view(0, tokens, extent.values)
         self.on_forward()
         family = self._family(branch, inputs)
@@ -140,7 +153,7 @@ class Denoiser:
         with routed(self._routes_of(view, family, (branch, row), state.masks)):
             state = family.run(state)
         if self.boundary.last:
-            return family.head(state)
+            return family.head(split.shard_whole(state))
         self.boundary.send(state.streams)
         return self._empty().view(len(inputs[LATENT]), 0, extent.values)
 
@@ -175,8 +188,8 @@ class Denoiser:
             return {}
         shapes = {}
         for i in BatchSplit.branches(self.mesh, self.plan.branches, place):
-            samples = BatchSplit.samples(self.mesh, self.plan.latents[i][0], place)
-            tokens = self._splits[i].streams[IMAGE].sizes[place["sequence"]]
+            samples = BatchSplit.samples(self.mesh, self.plan.samples[i], place)
+            tokens = self._splits[i].predicted(self.predicted)[place["sequence"]]
             shapes[i] = torch.Size((samples.stop - samples.start, tokens, self.plan.extents[i].values))
         return shapes
 
@@ -188,13 +201,15 @@ class Denoiser:
             if branch in part:
                 shard = part[branch].view(by_rank[rank][branch])
                 rows.setdefault(self.plan.layout.coordinates(rank)["data"], []).append(shard)
-        tokens = concat([concat(shards, dim=1) for _, shards in sorted(rows.items())])
-        return self.experts.current.unpatchify(tokens, self.plan.latents[branch][2:])
+        tokens = concat([self._splits[branch].joined(shards, self.predicted) for _, shards in sorted(rows.items())])
+        return self.experts.current.prediction(tokens, self.plan.sizes(branch))
 
 
 def rows(inputs: Inputs) -> list[dict[str, Tensor]]:
     """The inputs of each sample by itself; the inputs as they are if there is no sample."""
-    batch = max(1, len(inputs[LATENT]))
+    batch = len(inputs[LATENT])
+    if batch < 2:
+        return [dict(inputs)]
     return [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in range(batch)]
 
 

@@ -209,8 +209,8 @@ def scatter(parts: Sequence[Tensor], local: Tensor, axis: Axis) -> Tensor:
         wait_all(receive(local, axis, 0))
         return local
     for to, part in enumerate(parts[1:], 1):
-        wait_all(send(part.to(local.device).contiguous(), axis, to))
-    return local.copy_(parts[0])
+        wait_all(send(part.to(local.device, non_blocking=True).contiguous(), axis, to))
+    return local.copy_(parts[0], non_blocking=True)
 
 
 def gather(local: Tensor, sizes: Sequence[int], axis: Axis) -> list[Tensor]:

@@ -58,7 +58,7 @@ class Stage:
         self.setting, self.denoiser = setting, setting.denoiser
         mesh, extents = self.denoiser.mesh, self.denoiser.plan.extents
         self.mesh, self._patches = mesh, len(image.sizes)
-        self._splits = [PatchSplit.of(extent.streams, image, mesh.sequence) for extent in extents]
+        self._splits = [PatchSplit.of(extent.streams, image, mesh.sequence, extent.whole) for extent in extents]
         self._full_view = FullView(mesh, [split.whole for split in self._splits])
         self._family: tuple[int, str] | None = None
         self._shapes: dict[Group, dict[str, torch.Size]] = {}
@@ -71,11 +71,11 @@ class Stage:
 
     def shapes(self, task: Task) -> dict[str, torch.Size]:
         """Shapes of the streams that the previous stage sends for a task."""
-        split, rank = self.split(task.group[0], task.unit), self.mesh.sequence.index
+        split = self.split(task.group[0], task.unit)
         if task.group not in self._shapes:  # equal in all calls
             self._shapes[task.group] = stage_boundary.shapes(self._state(task, self.setting.x))
         return {
-            name: torch.Size((rows, split.streams[name].sizes[rank], width))
+            name: torch.Size((rows, split.held(name), width))
             for name, (rows, _, width) in self._shapes[task.group].items()
         }
 

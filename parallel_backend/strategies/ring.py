@@ -38,7 +38,7 @@ class Ring:
         place = layout.coordinates(rank)
         sent = 0
         for samples, extent in workload.local_branches(layout, place):
-            for site, count in workload.sites(layout, place):
+            for site, count in workload.row_sites(layout, place):
                 heads = workload.heads(layout, site, place).local_keys(place["ulysses"])
                 blocks = [sum(tokens) for tokens in site_tokens(layout, workload, extent, site)]
                 passed_on = sum(blocks) - blocks[(place["ring"] + 1) % layout.ring]

@@ -47,7 +47,7 @@ class Ulysses:
         place = layout.coordinates(rank)
         sent = 0
         for samples, extent in workload.local_branches(layout, place):
-            for site, count in workload.sites(layout, place):
+            for site, count in workload.row_sites(layout, place):
                 heads, ulysses = workload.heads(layout, site, place), place["ulysses"]
                 local_heads = heads.queries.sizes[ulysses]
                 for_others = sum(sum(counts) for i, counts in enumerate(heads.counts) if i != ulysses)

@@ -13,8 +13,10 @@ from .cogvideox import CogVideoX
 from .hunyuan_video import HunyuanVideo
 from .images import Flux2, Image, TemporalDecoder
 from .ltx import LTXVideo
+from .minimax_h3 import MiniMaxH3
 from .mochi import Mochi
 from .open_sora1 import OpenSora1
+from .own_tiles import TiledVAE
 from .wan import QwenImage, Wan
 
 VAES: dict[str, type[VAE]] = {
@@ -23,6 +25,7 @@ VAES: dict[str, type[VAE]] = {
     "AutoencoderKLFlux2": Flux2,
     "AutoencoderKLHunyuanVideo": HunyuanVideo,
     "AutoencoderKLLTXVideo": LTXVideo,
+    "AutoencoderKLMiniMaxH3": MiniMaxH3,
     "AutoencoderKLMochi": Mochi,
     "AutoencoderKLQwenImage": QwenImage,
     "AutoencoderKLTemporalDecoder": TemporalDecoder,
@@ -62,4 +65,4 @@ def module_class_of(class_name: str) -> Any:
     return getattr(import_module(f".{own}", __package__) if own else import_module("diffusers"), class_name)
 
 
-__all__ = ["MIN_TILE", "VAE", "VAES", "LatentScale", "Scaling", "module_class_of", "vae_of"]
+__all__ = ["MIN_TILE", "VAE", "VAES", "LatentScale", "Scaling", "TiledVAE", "module_class_of", "vae_of"]

@@ -32,6 +32,8 @@ FAMILIES = (
     pytest.param("qwen_image image", marks=pytest.mark.newest),
     pytest.param("z_image image", marks=pytest.mark.newest),
     pytest.param("krea2 image", marks=pytest.mark.newest),
+    pytest.param("ltx2 2", marks=pytest.mark.newest),
+    pytest.param("minimax_h3 pruned", marks=pytest.mark.newest),
 )
 """Fused rows, rows under other names, diffusers' own names, and both."""
 BLOCKS = ("Q8_0", "Q4_1", "IQ4_NL", "Q5_0", "Q4_K")

@@ -44,10 +44,27 @@ ASSUMED = by_image_model(PRESENT)
 Newer versions read Flux's and Flux.2's from the file. Theirs are the same.
 """
 
-METADATA = {
+METADATA: dict[str, tuple[str, ...]] = {
+    "ltx2": (
+        "in_channels",
+        "num_attention_heads",
+        "caption_channels",
+        "audio_in_channels",
+        "audio_num_attention_heads",
+        "audio_attention_head_dim",
+        "audio_cross_attention_dim",
+        "rope_type",
+        "timestep_scale_multiplier",
+        "frequencies_precision",
+        "av_ca_timestep_scale_multiplier",
+        "causal_temporal_positioning",
+        "use_middle_indices_grid",
+        "connector_num_attention_heads",
+        "connector_attention_head_dim",
+    ),
     "ltx": ("num_attention_heads", "caption_channels", "causal_temporal_positioning"),
 }
-"""What ComfyUI reads from a file's metadata, as LTX-Video's files have it."""
+"""What ComfyUI reads from a file's metadata, as files of LTX-2 and LTX-Video have it."""
 
 
 def with_assumed_sizes(detect: Detect) -> Detect:
