@@ -10,9 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...parallel_backend.errors import InvalidRequest
-from ...parallel_backend.interfaces.geometry import Shape
-from ...parallel_backend.interfaces.packing import pack
 from ...parallel_backend.protocol.messages import Progress, Sample
+from ...parallel_backend.protocol.packing import Shape, pack
 from ...parallel_backend.samplers.samplers import SAMPLERS
 from .added_to_steps import added_to_steps
 from .record_replay import BranchCall, CallRecorder

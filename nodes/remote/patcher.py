@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...parallel_backend.errors import InvalidRequest
-from ...parallel_backend.interfaces.packing import unpack
+from ...parallel_backend.protocol.packing import unpack
 from ..backend.connection import Handle
 from ..bridges.announcements import announce_attention, announce_callbacks, announce_text_only
 from ..bridges.refusals import (

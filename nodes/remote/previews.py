@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
-from ...parallel_backend.interfaces.geometry import Shape
-from ...parallel_backend.interfaces.packing import unpack
+from ...parallel_backend.protocol.packing import Shape, unpack
 from ..bridges.bridge import Bridge
 from ..bridges.latents import fit_scaling
 

@@ -16,8 +16,8 @@ import comfy.utils
 import torch
 from torch import Tensor
 
-from ...parallel_backend.interfaces.packing import pack
 from ...parallel_backend.protocol.frames import MAX_TENSORS
+from ...parallel_backend.protocol.packing import pack
 from ...parallel_backend.protocol.tensors import same_bits
 from .weight_changes import WeightChanges
 

@@ -10,9 +10,9 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ...parallel_backend.interfaces.packing import unpack
 from ...parallel_backend.protocol.messages import Forward
 from ...parallel_backend.protocol.model_spec import ModelSpec, Overlay
+from ...parallel_backend.protocol.packing import unpack
 from ..backend.connection import Handle
 from ..bridges.bridge import Bridge
 from ..bridges.refusals import (

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..interfaces.geometry import Extent, Geometry, Shape
-from ..interfaces.packing import packed_shape
 from ..interfaces.strategy import ParameterShapes, Workload
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol.model_spec import Adapter
+from ..protocol.packing import packed_shape
 
 
 @dataclass(frozen=True, kw_only=True)

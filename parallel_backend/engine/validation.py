@@ -12,7 +12,6 @@ from ..errors import InvalidRequest
 from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.geometry import LATENT, TIMESTEP, Geometry, Shape, Shapes
-from ..interfaces.packing import packed_shape
 from ..interfaces.strategy import Workload
 from ..layout.choice import auto
 from ..layout.parallel_layout import ParallelLayout
@@ -20,6 +19,7 @@ from ..layout.suggestions import check_fits, suggestion
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Forward, Sample
 from ..protocol.model_spec import Adapter
+from ..protocol.packing import packed_shape
 from ..strategies import STRATEGIES
 from .loop_validation import check_settings, check_tensors
 

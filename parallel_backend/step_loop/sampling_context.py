@@ -10,10 +10,10 @@ from ..denoiser.denoiser import Denoiser
 from ..denoiser.plan import split_names
 from ..distributed.collectives import gather
 from ..interfaces.geometry import TIMESTEP
-from ..interfaces.packing import unpack
 from ..layout.partition import Partition
 from ..progress import PROGRESS
 from ..protocol.messages import HISTORY, KEPT, Progress, Sample
+from ..protocol.packing import unpack
 from ..samplers.inpainting import Inpainting
 from ..samplers.interface import Denoise, ModelCall, OnStep, SamplerRun, Start, run_sampler
 from ..samplers.prediction_types import PREDICTIONS, timestep

@@ -14,7 +14,7 @@ from ..families.modules import module_class_of
 from ..families.registry import FAMILIES, family_of
 from ..interfaces.family import Family, Inputs, Variant
 from ..interfaces.geometry import LATENT, TIMESTEP, Shape
-from ..interfaces.packing import pack
+from ..protocol.packing import pack
 
 
 def short_name(class_name: str) -> str:

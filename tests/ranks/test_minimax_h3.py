@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from parallel_backend.interfaces.geometry import LATENT, SOUND, TIMESTEP
-from parallel_backend.interfaces.packing import pack, unpack
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Forward, Sample
+from parallel_backend.protocol.packing import pack, unpack
 from parallel_backend.samplers.deterministic import euler
 from parallel_backend.samplers.interface import run_sampler
 from parallel_backend.verify import examples

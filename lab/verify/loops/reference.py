@@ -9,10 +9,10 @@ from torch import Tensor
 from parallel_backend.denoiser.plan import split_names
 from parallel_backend.interfaces.family import Family
 from parallel_backend.interfaces.geometry import TIMESTEP, Shape
-from parallel_backend.interfaces.packing import unpack
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.layout.partition import Partition
 from parallel_backend.protocol.messages import Sample
+from parallel_backend.protocol.packing import unpack
 from parallel_backend.samplers.inpainting import Inpainting
 from parallel_backend.samplers.prediction_types import PREDICTIONS, timestep
 from parallel_backend.step_loop.request_sampler import RequestSampler

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from ...interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ...interfaces.geometry import AUDIO, IMAGE, LATENT, SOUND, TIMESTEP, Extent, Geometry, Shape, Shapes
-from ...interfaces.packing import pack
 from ...interfaces.state import State
 from ...interfaces.tensor_cuts import Cuts
+from ...protocol.packing import pack
 from ..shared.patchify import to_latent
 from ..shared.streams import at_least_one
 from .later_keys import LaterKeys

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from ...interfaces.family import AttentionSite, Block, Family, Inputs, Variant
 from ...interfaces.geometry import IMAGE, LATENT, SOUND, TEXT, AttentionKind, Extent, Geometry, Shape, Shapes
-from ...interfaces.packing import pack
 from ...interfaces.state import State
 from ...interfaces.tensor_cuts import ColumnParallel, Cuts, RowParallel, attention_cuts
+from ...protocol.packing import pack
 from ..shared import joint_attention
 from ..shared.kept_text import KeptText
 from ..shared.patchify import to_latent, to_tokens

@@ -156,4 +156,4 @@ def test_inputs_of_other_shapes_are_refused(changed, message):
 def test_the_sound_is_whole_and_both_are_predicted():
     shapes = {name: tuple(tensor.shape) for name, tensor in families.inputs(NAME, "2", batch=2).items()}
     extent = LTX2.extent(LTX2.variants()["2"].config, shapes)
-    assert (extent.whole, extent.predicted) == ({AUDIO}, (IMAGE, AUDIO))
+    assert (extent.whole, extent.predicted) == (frozenset({AUDIO}), (IMAGE, AUDIO))

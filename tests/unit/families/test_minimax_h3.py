@@ -13,9 +13,9 @@ from parallel_backend.families.minimax_h3 import times
 from parallel_backend.families.minimax_h3.module import MiniMaxH3Transformer3DModel
 from parallel_backend.families.minimax_h3.transformer import MiniMaxH3
 from parallel_backend.interfaces.geometry import IMAGE, LATENT, SOUND, TEXT, TIMESTEP
-from parallel_backend.interfaces.packing import pack, unpack
 from parallel_backend.loading import partial
 from parallel_backend.loading.weight_source import WeightSource
+from parallel_backend.protocol.packing import pack, unpack
 from tests.support import families
 
 NAME = "MiniMaxH3Transformer3DModel"
@@ -211,7 +211,9 @@ def test_the_sound_that_a_sampler_carries_is_comfyuis(batch):
     video, sound = predicted({**inputs, SOUND: own})
     family, shapes = families.family(NAME, "t2v"), [inputs[name].shape[1:] for name in (LATENT, SOUND)]
     carried = {**inputs, "sound_scale": scale}
-    of_out, of_input = family.followed(carried, shapes)
+    followed = family.followed(carried, shapes)
+    assert followed is not None
+    of_out, of_input = followed
     packed = [pack(each)[:, 0] for each in (predicted(carried), [inputs[LATENT], inputs[SOUND]])]
     ours = unpack((of_out * packed[0] + of_input * packed[1])[:, None], shapes)
     assert torch.allclose(ours[0], video, atol=1e-4)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .geometry import Shape
+Shape = tuple[int, ...]
 
 
 def pack(latents: Sequence[Tensor]) -> Tensor:
