@@ -15,12 +15,19 @@ from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from lab.bench.model_file import TEXT, write_wan
+from lab.soak.ledger import processes_of
+from parallel_backend.engine import kept_tensors
+from parallel_backend.processes import resident_memory
 from scripts.comfy_api import ComfyClient, File, Prompt
 from scripts.comfy_server import ComfyServer
 from tests.comfyui.prompts import START
 
 CLOSE, FAR = 1e-4, 1e-2
-EVERYDAY, MANY = 16, 200
+EVERYDAY, MANY, TEXTS = 16, 200, 500
+LONG_TEXT = 400
+TEXT_BYTES = 4 * LONG_TEXT * TEXT
+NOISE = 100_000_000
+"""Bytes by which a process may grow. One copy of each text would be several times as much."""
 CACHES = {
     "default": (),
     "ram": ("--cache-ram", "100000"),  # more than there is, so that it always makes room
@@ -38,11 +45,12 @@ RANDOM_TEXT = f"""
 import torch
 
 class RandomText:
-    INPUT_TYPES = classmethod(lambda cls: {{"required": {{"seed": ("INT", {{"default": 0}})}}}})
+    WIDGETS = {{"seed": ("INT", {{"default": 0}}), "tokens": ("INT", {{"default": 5}})}}
+    INPUT_TYPES = classmethod(lambda cls: {{"required": cls.WIDGETS}})
     RETURN_TYPES, FUNCTION, CATEGORY = ("CONDITIONING",), "make", "tests"
 
-    def make(self, seed):
-        return ([[torch.randn(1, 5, {TEXT}, generator=torch.Generator().manual_seed(seed)), {{}}]],)
+    def make(self, seed, tokens):
+        return ([[torch.randn(1, tokens, {TEXT}, generator=torch.Generator().manual_seed(seed)), {{}}]],)
 
 NODE_CLASS_MAPPINGS = {{"RandomText": RandomText}}
 """
@@ -70,8 +78,8 @@ def draws(seed: int, count: int) -> Iterator[Draw]:
 
 def graph(draw: Draw) -> Prompt:
     nodes: Prompt = {
-        "text": {"class_type": "RandomText", "inputs": {"seed": 1}},
-        "empty": {"class_type": "RandomText", "inputs": {"seed": 2}},
+        "text": {"class_type": "RandomText", "inputs": {"seed": 1, "tokens": 5}},
+        "empty": {"class_type": "RandomText", "inputs": {"seed": 2, "tokens": 5}},
         "latent": {
             "class_type": "EmptyHunyuanLatentVideo",
             "inputs": {"width": 80, "height": 64, "length": 1, "batch_size": 1},
@@ -164,3 +172,29 @@ def test_prompts_after_prompts(new_server: Callable[..., ComfyServer], reference
 @pytest.mark.parametrize("cache", CACHES)
 def test_two_hundred_prompts(new_server: Callable[..., ComfyServer], cache: str, references: Any) -> None:
     run(new_server, cache, MANY, references)
+
+
+def memory(server: ComfyServer) -> dict[int, int]:
+    """Resident bytes of ComfyUI and of each process of its backend, by process id."""
+    return {pid: resident_memory(pid) for pid in (server.pid, *processes_of(server.runtime))}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_nothing_grows_while_texts_change(new_server: Callable[..., ComfyServer]) -> None:
+    full = kept_tensors.MAX_BYTES // TEXT_BYTES + 20  # from here on, each rank drops a text for each new one
+    assert (TEXTS - full) * TEXT_BYTES > 10 * NOISE
+    server = new_server(prepare=write_files)
+    before: dict[int, int] = {}
+    for place in range(TEXTS):
+        draw = Draw(file=FILES[0], lora="", strength=1.0, seed=place, way=WAYS[0 if place % 2 else 3])
+        prompt = graph(draw)
+        prompt["text"]["inputs"] = {"seed": place, "tokens": LONG_TEXT}
+        server.client.run(prompt, deadline=START)
+        if place == full:
+            before = memory(server)
+    after = memory(server)
+    assert after.keys() == before.keys(), "the processes are others"
+    grown = {pid: after[pid] - before[pid] for pid in before}
+    print(f"{TEXTS - full} prompts, each with {TEXT_BYTES / 1e6:.1f} MB of text: {grown}")
+    assert max(grown.values()) < NOISE
