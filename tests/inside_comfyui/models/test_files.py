@@ -24,7 +24,6 @@ from any_folder_name.parallel_backend.loading.weight_source import WeightSource
 from helpers.inside_fixtures import Loaded, ksampler, native_case, parallel_sampler, relative_error
 from helpers.layout_cover import layouts
 from natives import CASES, FIRST, HEAVY, cogvideox, z_image
-from natives.case import Case
 from natives.files import FILE_CASES, in_metadata, metadata
 from natives.loadable import by_image_model
 from safetensors.torch import save_file
