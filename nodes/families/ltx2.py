@@ -21,7 +21,7 @@ from ..bridges.bridge import Bridge, CoreText, MetaWeights, pop_text
 from ..bridges.given_numbers import as_float
 from ..bridges.refusals import layers_unavailable
 from .ltx import SCALE, unweighted
-from .ltx2_connectors import CONNECTORS, TextConnectors
+from .ltx2_connectors import CONNECTORS, PROJECTIONS, TextConnectors
 from .ltx2_guides import guide_inputs
 
 _HEARS_FIRST = "vx_norm3" not in av_model.BasicAVTransformerBlock.forward.__code__.co_varnames
@@ -123,7 +123,8 @@ class LTX2(Bridge):
     def weights(self, module: Any) -> MetaWeights:
         """See ``Bridge``."""
         found = super().weights(module)
-        return replace(found, here=frozenset(name for name in found.tensors if name.partition(".")[0] in CONNECTORS))
+        layers = CONNECTORS if self.config["use_prompt_embeddings"] else (*CONNECTORS, *PROJECTIONS)
+        return replace(found, here=frozenset(name for name in found.tensors if name.partition(".")[0] in layers))
 
     @property
     def replaceable_blocks(self) -> Mapping[str, int]:
