@@ -78,6 +78,17 @@ def without_repeats(inner: Attention, repeats: int) -> Attention:
     return attend_once if repeats > 1 else inner
 
 
+def with_own_values(inner: Attention) -> Attention:
+    """Give ``inner`` values of its own, which it may change."""
+
+    def attend_to_copies(
+        query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None
+    ) -> Tensor:
+        return inner(query, key, value.clone(), scale=scale, sample=sample)
+
+    return attend_to_copies
+
+
 def attention(
     mesh: RankMesh,
     split: TokenSplit,

@@ -150,6 +150,7 @@ def _routes(
 ) -> list[Route]:
     def attention(site: AttentionSite) -> Attention:
         inner = attention_chain.without_repeats(chain(site), site.repeats)
+        inner = attention_chain.with_own_values(inner) if site.keeps_values and changes_keys else inner
         return attention_chain.with_biases(inner, state, site.streams) if site.biased and _has_biases(state) else inner
 
     return [

@@ -102,7 +102,9 @@ class LTX2(Family):
         layers = self.module.transformer_blocks
         blocks = [Block(run=self._modulate)]
         blocks += [Block(run=Layer(layer, i, self.arguments).run, modules=(layer,)) for i, layer in enumerate(layers)]
-        sites = [AttentionSite(module=layer.attn1, streams=(IMAGE,), biased=True) for layer in layers]
+        sites = [
+            AttentionSite(module=layer.attn1, streams=(IMAGE,), biased=True, keeps_values=True) for layer in layers
+        ]
         across = [AttentionSite(module=each.video_to_audio_attn, streams=(IMAGE,), queries=(AUDIO,)) for each in layers]
         return blocks, [*sites, *across]
 
