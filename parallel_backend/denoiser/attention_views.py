@@ -43,23 +43,23 @@ class FullView:
         Args:
             state: its masks and tables are the same in all calls.
         """
-        split, masks = self.splits[branch], state.masks
+        split, masks, kernels = self.splits[branch], state.masks, _kernels(family, state, kernel)
         if split.axis.size == 1 and not masks and kernel.stock and not _has_biases(state):
             return []
         if self.mesh.axes["dsp"].size > 1:
             return [_whole_rows(site, split, kernel) for site in family.attentions]
 
         @cache
-        def chain(streams: tuple[str, ...], queries: tuple[str, ...] | None, kernel: Kernel) -> Attention:
+        def chain(streams: tuple[str, ...], queries: tuple[str, ...] | None, biased: bool) -> Attention:
+            kernel = kernels(biased)
             if queries is not None:
                 return attention_chain.whole_queries(split, streams, masks, kernel)
             return attention_chain.attention(self.mesh, split, streams, masks, kernel, self.trials)
 
         # Ring and masks change what they get. From Ulysses they get copies.
         changes_keys = self.mesh.axes["ulysses"].size == 1 and (split.axis.size > 1 or bool(masks))
-        kernels = _kernels(family, state, kernel)
         return _routes(
-            family, lambda site: chain(site.streams, site.queries, kernels(site)), state, changes_keys=changes_keys
+            family, lambda site: chain(site.streams, site.queries, site.biased), state, changes_keys=changes_keys
         )
 
 
@@ -91,7 +91,7 @@ class DisplacedView(FullView):
                 self.mesh.ring_async or self.mesh.axes["ring"],
                 attention_chain.tokens_by_ring_rank(self.mesh, split, site.streams),
                 row_mask(site.streams),
-                kernels(site),
+                kernels(site.biased),
                 self._rows.setdefault((branch, site.module), {}),
                 fresh=self.fresh,
                 renews=self.renews,
@@ -133,7 +133,7 @@ class CachedView:
                 self._masks[branch, site.streams] = attention_chain.row_mask(split.whole, site.streams, state.masks)
             mask = self._masks[branch, site.streams]
             return attention_chain.patch_attention(
-                self.mesh, split, patch, site.streams, mask, kernels(site), keys_values
+                self.mesh, split, patch, site.streams, mask, kernels(site.biased), keys_values
             )
 
         return _routes(family, chain, state)
@@ -162,11 +162,11 @@ def _has_biases(state: State) -> bool:
     return any(BIASES[0] in tables for tables in state.tables.values())
 
 
-def _kernels(family: Family, state: State, kernel: Kernel) -> Callable[[AttentionSite], Kernel]:
-    """Return what chooses a site's kernel."""
+def _kernels(family: Family, state: State, kernel: Kernel) -> Callable[[bool], Kernel]:
+    """Return what chooses the kernel of a site, by whether it may have biases."""
     biased = _has_biases(state)
     widths = [kind.head_dim + BIAS_CHANNELS for kind in family.geometry.sites if kind.biased]
-    return lambda site: for_biases(kernel, max(widths)) if biased and site.biased else kernel
+    return lambda may: for_biases(kernel, max(widths)) if may and biased else kernel
 
 
 def _local_patch(mesh: RankMesh, split: TokenSplit) -> TokenSplit:
