@@ -2,7 +2,7 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -82,13 +82,30 @@ class MetaWeights:
         linear: names of the weights of linear layers.
         unpatched: names of the weights that ComfyUI leaves as they are when it loads a model with changes. Only hooks
             change them.
-        here: names of the weights of layers that run in this process, where nothing changes them.
+        here: names of the weights of layers that run in this process (``LayersHere``).
     """
 
     tensors: Mapping[str, Tensor]
     linear: frozenset[str]
     unpatched: frozenset[str] = frozenset()
     here: frozenset[str] = frozenset()
+
+
+class LayersHere(ABC):
+    """Layers of a transformer that run in ComfyUI's process. One of ``Bridge.attributes``."""
+
+    @abstractmethod
+    def attach(
+        self,
+        changed: Callable[[], Mapping[str, Sequence[Any]]],
+        decoded: Callable[[Sequence[str]], Mapping[str, Tensor]],
+    ) -> None:
+        """Connect the layers with a model.
+
+        Args:
+            changed: returns what nodes change in the layers' weights now, by their names.
+            decoded: returns weights by their names, as the ranks decode them.
+        """
 
 
 class Bridge(ABC):

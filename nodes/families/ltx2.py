@@ -20,8 +20,9 @@ from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import Bridge, CoreText, MetaWeights, pop_text
 from ..bridges.given_numbers import as_float
 from ..bridges.refusals import layers_unavailable
-from .ltx import SCALE, check_guides, unweighted
-from .ltx2_connectors import CONNECTORS, TextConnectors
+from .ltx import SCALE, unweighted
+from .ltx2_connectors import CONNECTORS, PROJECTIONS, TextConnectors
+from .ltx2_guides import guide_inputs
 
 _HEARS_FIRST = "vx_norm3" not in av_model.BasicAVTransformerBlock.forward.__code__.co_varnames
 """Whether in this version of ComfyUI the sound attends to the picture after the picture has attended to the sound."""
@@ -31,8 +32,11 @@ PATCHIFIER, AUDIO_PATCHIFIER = SymmetricPatchifier(1, start_end=True), AudioPatc
 _TEXT_WIDTHS = ("cross_attention_dim", "audio_cross_attention_dim")
 """Widths of the text where the ranks do not project it (2.3, 2.5)."""
 
-_SWITCHES = ("run_vx", "run_ax", "a2v_cross_attn", "v2a_cross_attn")
-"""Options with which a node switches a part of the layers off, as LTXVModalityGuidance does."""
+_SWITCHES = ("run_vx", "run_ax")
+"""Options with which a node switches a whole stream off."""
+
+_ACROSS = ("a2v_cross_attn", "v2a_cross_attn")
+"""Options with which LTXVModalityGuidance lets picture and sound not hear and see each other."""
 
 _BY_OTHER = hasattr(av_model, "CompressedTimestep")
 """Whether this version of ComfyUI gates attention to the other stream by the other stream's timesteps."""
@@ -119,7 +123,8 @@ class LTX2(Bridge):
     def weights(self, module: Any) -> MetaWeights:
         """See ``Bridge``."""
         found = super().weights(module)
-        return replace(found, here=frozenset(name for name in found.tensors if name.partition(".")[0] in CONNECTORS))
+        layers = CONNECTORS if self.config["use_prompt_embeddings"] else (*CONNECTORS, *PROJECTIONS)
+        return replace(found, here=frozenset(name for name in found.tensors if name.partition(".")[0] in layers))
 
     @property
     def replaceable_blocks(self) -> Mapping[str, int]:
@@ -134,20 +139,23 @@ class LTX2(Bridge):
         """
         for option in _SWITCHES:
             if not transformer_options.get(option, True):
-                action = "switches a part of the layers off, as LTXVModalityGuidance does"
-                raise layers_unavailable(f"a node {action} ({option})")
-        if transformer_options.get("stg_self_attn_blocks"):
-            action = "replaces attention in some layers, as LTXVSpatioTemporalGuidance does"
-            raise layers_unavailable(f"a node {action} (stg_self_attn_blocks)")
-        return {}
+                raise layers_unavailable(f"a node switches the layers of the picture or the sound off ({option})")
+        inputs: dict[str, Tensor] = {}
+        shares = [float(bool(transformer_options.get(option, True))) for option in _ACROSS]
+        if 0.0 in shares:
+            inputs["across_shares"] = torch.tensor([shares])
+        if passed := transformer_options.get("stg_self_attn_blocks"):
+            layers = range(self.config["num_layers"])
+            inputs["attending_layers"] = torch.tensor([[float(i not in passed) for i in layers]])
+        return inputs
 
     def inputs(self, x: Any, timestep: Any, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``. Masks give the factors of each token's timestep."""
         picture, sound = x
-        check_guides(call_args.pop("guide_attention_entries", None) or ())
         call_args.pop("latent_shapes", None)
         keyframes, mask = call_args.pop("keyframe_idxs", None), call_args.pop("denoise_mask", None)
-        coords = _video_coords(picture, keyframes, mask)
+        guides = call_args.pop("guide_attention_entries", None)
+        coords = _video_coords(picture, keyframes)
         inputs = {
             "hidden_states": picture,
             "audio_hidden_states": sound,
@@ -159,6 +167,8 @@ class LTX2(Bridge):
             inputs["encoder_attention_mask"] = call_args.pop("attention_mask").bool()
         sound_timestep = call_args.pop("a_timestep", timestep)  # ComfyUI's ``forward`` splits the pair
         inputs |= _times(timestep, sound_timestep, mask, call_args.pop("audio_denoise_mask", None))
+        if keyframes is not None and keyframes.shape[2]:
+            inputs |= guide_inputs(self.native_class, picture.shape, keyframes.shape[2], mask, guides or ())
         generated = call_args.pop("generated_keyframes", None)
         if self.config.get("use_keyframes_abs_pos_embedding"):
             inputs["keyframes_mask"] = self._single_frames(picture, coords, keyframes, generated)
@@ -199,14 +209,12 @@ class LTX2(Bridge):
         }
 
 
-def _video_coords(picture: Tensor, keyframes: Tensor | None, mask: Tensor | None) -> Tensor:
+def _video_coords(picture: Tensor, keyframes: Tensor | None) -> Tensor:
     """Return where each token starts and ends in the video, ``[B, 3, S, 2]``. The keyframes' tokens come last."""
     _, latent_coords = PATCHIFIER.patchify(picture)
     coords: Tensor = latent_to_pixel_coords(latent_coords, SCALE, causal_fix=True).float()
     if keyframes is None or not keyframes.shape[2]:
         return coords
-    if mask is not None and bool((mask < 0).any()):
-        raise InvalidRequest("a keyframe with a mask of its own is not supported: give the whole image as the guide")
     count = keyframes.shape[2]
     given = keyframes.to(coords).expand(len(coords), -1, -1, -1)
     return torch.cat([coords[:, :, : coords.shape[2] - count], given], dim=2)
@@ -216,7 +224,7 @@ def _times(times: Tensor, sound_times: Tensor, mask: Tensor | None, sound_mask: 
     """Return the timestep, and the weights of tokens where masks give them."""
     weights, given = dict[str, Tensor](), list[tuple[Tensor, Tensor]]()
     if mask is not None:
-        weights["token_weights"] = rearrange(PATCHIFIER.patchify(mask[:, :1])[0], "b s 1 -> b s")
+        weights["token_weights"] = rearrange(PATCHIFIER.patchify(mask[:, :1])[0], "b s 1 -> b s").clamp(min=0.0)
         given.append((rearrange(times, "b s 1 -> b s"), weights["token_weights"]))
     if sound_mask is not None:
         tokens, _ = AUDIO_PATCHIFIER.patchify(sound_mask[:, :1, :, :1])

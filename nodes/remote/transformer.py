@@ -1,7 +1,7 @@
 """The stand-in for ComfyUI's transformer: it has the names and shapes of the weights, and forwards the calls."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -14,7 +14,7 @@ from ...parallel_backend.protocol.messages import Forward
 from ...parallel_backend.protocol.model_spec import ModelSpec, Overlay
 from ...parallel_backend.protocol.packing import unpack
 from ..backend.connection import Handle
-from ..bridges.bridge import Bridge
+from ..bridges.bridge import Bridge, LayersHere
 from ..bridges.refusals import (
     TRANSFORMER,
     check_changed_layer,
@@ -27,6 +27,7 @@ from ..bridges.refusals import (
 from ..bridges.skipped_layers import skipped_blocks
 from .layer_path import Layers
 from .looks_native import LooksNative
+from .overlays import stored_weights
 from .record_replay import BranchCall, CallCounter, CallRecorder, CallReplayer, chunks, requests_of
 from .stand_in_layers import StandInLayers, stand_in_weights
 from .weight_changes import WeightChanges
@@ -77,6 +78,8 @@ class RemoteTransformer(LooksNative, nn.Module):
         self.one_call: bool | None = None
         for name, value in (self._stand_ins.numbers | bridge.attributes()).items():
             setattr(self, name, value)
+            if isinstance(value, LayersHere):
+                value.attach(lambda: self.changes.here, self._decoded)
         self.dtype, self.channels = DTYPES[handle.spec.dtype], bridge.family_latent_scale().channels
         self._own = {*vars(self), "forward"}
 
@@ -194,6 +197,11 @@ class RemoteTransformer(LooksNative, nn.Module):
         destination = {} if destination is None else destination
         destination.update({prefix + name: tensor for name, tensor in self._paths.weights.items()})
         return destination
+
+    def _decoded(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return weights as the model's files hold them, decoded."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.weights.tensors.items()}
+        return dict(stored_weights(self.handle, self.components[0], names, shapes))
 
     @property
     def components(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from ..distributed.mesh import RankMesh
 from ..distributed.trials import Trials
 from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common_tokens
+from ..interfaces.state import State
 from ..strategies.batch import BatchSplit
 from ..strategies.token_split import TokenSplit
 from . import stage_boundary
@@ -150,19 +151,19 @@ class Denoiser:
         if not self.boundary.first:
             incoming = self.boundary.expect(stage_boundary.shapes(state), state.streams[IMAGE])
             state = state.with_streams(**incoming.wait())
-        with routed(self._routes_of(view, family, (branch, row), state.masks)):
+        with routed(self._routes_of(view, family, (branch, row), state)):
             state = family.run(state)
         if self.boundary.last:
             return family.head(split.shard_whole(state))
         self.boundary.send(state.streams)
         return self._empty().view(len(inputs[LATENT]), 0, extent.values)
 
-    def _routes_of(self, view: FullView, family: Family, row: tuple[int, int], masks: Inputs) -> list[Route]:
+    def _routes_of(self, view: FullView, family: Family, row: tuple[int, int], state: State) -> list[Route]:
         """Where the attention of a row, or of all rows of a branch, goes. With all tokens in view it stays the same."""
         if view is not self.full_view:
-            return view.routes(family, row[0], masks, self.kernel)
+            return view.routes(family, row[0], state, self.kernel)
         if row not in self._routes:
-            self._routes[row] = view.routes(family, row[0], masks, self.kernel)
+            self._routes[row] = view.routes(family, row[0], state, self.kernel)
         return self._routes[row]
 
     def _family(self, branch: int, inputs: Inputs) -> Family:

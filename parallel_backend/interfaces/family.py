@@ -31,6 +31,8 @@ class AttentionSite:
         each_sample: whether the module computes attention once per sample instead of once for the whole batch.
         repeats: how often the module repeats each head of its keys and values, one after another, before it calls
             attention; 1 if it leaves that to attention (``enable_gqa``), or if each query head has its own key head.
+        biased: whether attention adds the biases of pairs that the tables may have (``state.BIASES``).
+        keeps_values: whether the module reads its values again after it has called attention, which may change them.
     """
 
     module: nn.Module
@@ -38,6 +40,8 @@ class AttentionSite:
     each_sample: bool = False
     repeats: int = 1
     queries: tuple[str, ...] | None = None
+    biased: bool = False
+    keeps_values: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,9 @@ AUDIO = "audio"
 TEXT = "text"
 """The stream of text tokens in joint attention."""
 
+BIAS_CHANNELS = 8
+"""How much wider heads are in attention with biases of pairs (``State``): GPUs want widths that are multiples of it."""
+
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 
@@ -46,6 +49,7 @@ class AttentionKind:
             Ranks send each once (see ``AttentionSite.repeats``).
         within_frames: whether each frame attends only to itself (see ``Extent.rows``), in a module that takes and
             returns ``[rows, tokens, width]``.
+        biased: see ``AttentionSite``.
     """
 
     streams: tuple[str, ...]
@@ -55,6 +59,7 @@ class AttentionKind:
     key_heads: int | None = None
     within_frames: bool = False
     queries: tuple[str, ...] | None = None
+    biased: bool = False
 
     @property
     def groups(self) -> int:
@@ -134,6 +139,7 @@ class Extent:
         whole: streams that every rank holds whole inside the blocks, where all ranks compute them alike: those that
             are too short to be worth splitting. Only their prediction is split.
         predicted: the streams whose tokens the head predicts.
+        biased: whether the tables of the state have biases of pairs of tokens.
     """
 
     streams: Mapping[str, int]
@@ -142,6 +148,7 @@ class Extent:
     rows: int = 1
     whole: frozenset[str] = frozenset()
     predicted: tuple[str, ...] = (IMAGE,)
+    biased: bool = False
 
 
 def common_tokens(extents: Sequence[Extent]) -> tuple[int, ...] | None:

@@ -7,7 +7,7 @@ from typing import Protocol
 from ..layout.head_split import HeadSplit
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
-from .geometry import IMAGE, AttentionKind, Extent, Geometry
+from .geometry import BIAS_CHANNELS, IMAGE, AttentionKind, Extent, Geometry
 from .patch_plan import image_patches, patch_count
 
 ParameterShapes = tuple[tuple[tuple[int, ...], int], ...]
@@ -58,6 +58,11 @@ class Workload:
         """
         groups = Partition.even(site.groups, layout.tensor).sizes[place["tensor"]]
         return HeadSplit.even(groups * (site.heads // site.groups), groups, layout.ulysses)
+
+    @staticmethod
+    def head_dim(site: AttentionKind, extent: Extent) -> int:
+        """Return the features of a head that are sent, with the channels of biases."""
+        return site.head_dim + (BIAS_CHANNELS if site.biased and extent.biased else 0)
 
     def tokens_by_rank(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:
         """Return the number of tokens of a stream that each rank of the sequence holds inside the blocks.

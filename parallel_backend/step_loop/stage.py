@@ -133,7 +133,7 @@ class Stage:
             branch, kernel = task.group[0], self.denoiser.kernel
             if task.caches:
                 patch = None if len(task.unit) == self._patches else task.unit[0]
-                self._routes[key] = self._cached_view.routes(family, branch, state.masks, kernel, patch)
+                self._routes[key] = self._cached_view.routes(family, branch, state, kernel, patch)
             else:
-                self._routes[key] = self._full_view.routes(family, branch, state.masks, kernel)
+                self._routes[key] = self._full_view.routes(family, branch, state, kernel)
         return self._routes[key]

@@ -42,7 +42,7 @@ class Ring:
                 heads = workload.heads(layout, site, place).local_keys(place["ulysses"])
                 blocks = [sum(tokens) for tokens in site_tokens(layout, workload, extent, site)]
                 passed_on = sum(blocks) - blocks[(place["ring"] + 1) % layout.ring]
-                sent += samples * extent.rows * count * 2 * heads * site.head_dim * passed_on
+                sent += samples * extent.rows * count * 2 * heads * workload.head_dim(site, extent) * passed_on
         return sent * workload.itemsize if layout.ring > 1 else 0
 
 

@@ -54,7 +54,7 @@ class Ulysses:
                 tokens = site_tokens(layout, workload, extent, site)[place["ring"]]
                 local_tokens = tokens[ulysses]
                 values = local_tokens * for_others + (sum(tokens) - local_tokens) * local_heads
-                sent += samples * extent.rows * count * site.head_dim * values
+                sent += samples * extent.rows * count * workload.head_dim(site, extent) * values
         return sent * workload.itemsize
 
 

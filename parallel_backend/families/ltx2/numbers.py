@@ -38,7 +38,7 @@ def geometry_of(config: Mapping[str, Any]) -> Geometry:
         patch=(1, 1, 1),
         layers=layers,
         sites=(
-            AttentionKind(streams=(IMAGE,), heads=heads[0], head_dim=heads[1], count=layers),
+            AttentionKind(streams=(IMAGE,), heads=heads[0], head_dim=heads[1], count=layers, biased=True),
             AttentionKind(
                 streams=(IMAGE,), queries=(AUDIO,), heads=audio_heads[0], head_dim=audio_heads[1], count=layers
             ),
@@ -92,10 +92,13 @@ def extent_of(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> 
     for name in ("frame_rate", "heard_share"):
         _check(shapes, name, (batch,), "one number per sample is needed")
     _check(shapes, "video_coords", (batch, 3, tokens, 2), f"the latent has {tokens} tokens with 3 coordinates")
-    for name in ("token_weights", "keyframes_mask"):
+    for name in ("token_weights", "keyframes_mask", "guide_weights", "kept_mask"):
         _check(shapes, name, (batch, tokens), f"the latent has {tokens} tokens")
     _check(shapes, "audio_token_weights", (batch, sound), f"the sound has {sound} tokens")
-    _check(shapes, "gate_weights", (batch, 2), "one number for the picture and one for the sound is needed")
+    for name in ("gate_weights", "across_shares"):
+        _check(shapes, name, (batch, 2), "one number for the picture and one for the sound is needed")
+    layers = config["num_layers"]
+    _check(shapes, "attending_layers", (batch, layers), f"the model has {layers} layers")
     _check(shapes, "reference_sound", (batch, reference, config["audio_in_channels"]), "these are tokens of a sound")
     _check(shapes, "reference_seconds", (batch, reference, 2), f"the reference has {reference} tokens")
     if ("reference_sound" in shapes) != ("reference_seconds" in shapes):
@@ -106,6 +109,7 @@ def extent_of(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> 
         context={_TEXT: text},
         whole=frozenset({AUDIO}),
         predicted=(IMAGE, AUDIO),
+        biased="guide_weights" in shapes,
     )
 
 

@@ -14,18 +14,19 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ...interfaces.family import AttentionSite, Block, Family, Inputs, Variant
+from ...interfaces.family import AttentionSite, Block, Family, Variant
 from ...interfaces.geometry import AUDIO, IMAGE, LATENT, SOUND, TIMESTEP, Extent, Geometry, Shape, Shapes
 from ...interfaces.state import State
 from ...interfaces.tensor_cuts import Cuts
 from ...protocol.packing import pack
 from ..shared.patchify import to_latent
 from ..shared.streams import at_least_one
-from .later_keys import LaterKeys
+from . import guides
+from .coords import video_coords
+from .guides import KEPT, WEIGHTS
+from .layer import CHANGES, Layer
 from .numbers import FIXED, TEXTS, cuts_of, extent_of, geometry_of
-
-_FRAME_RATE = 25.0
-"""Default frames per second, as in ComfyUI."""
+from .variants import small_models
 
 _TIME_LAYERS = {
     IMAGE: ("time_embed", "av_cross_attn_video_scale_shift", "av_cross_attn_video_a2v_gate"),
@@ -53,6 +54,13 @@ class LTX2(Family):
     - ``heard_share`` ``[B]``: 1 if the sound attends to the picture after the picture has attended to the sound, as in
       newer versions of ComfyUI; 0, as without it, if both attend to what the other one was;
     - ``keyframes_mask`` ``[B, S]``: True for tokens of a single video frame, which LTX-2.5 marks;
+    - ``guide_weights`` ``[B, S]``: -1 for tokens of no guide. For those of a guide the factor on their attention to
+      tokens of no guide, and on these tokens' attention to them;
+    - ``kept_mask`` ``[B, S]``: False for places of the latent that are no tokens: gaps of a guide of a coarser grid.
+      Their prediction is 0;
+    - ``attending_layers`` ``[B, layers]``: 1 for layers whose self-attention attends, 0 for those in which it passes on
+      its values, as spatio-temporal guidance needs it;
+    - ``across_shares`` ``[B, 2]``: factors on what the picture hears, and on what the sound sees;
     - ``reference_sound`` ``[B, R, 128]`` and ``reference_seconds`` ``[B, R, 2]``: tokens of a voice to imitate, and
       when each starts and ends.
     """
@@ -74,7 +82,8 @@ class LTX2(Family):
     required: ClassVar = ("encoder_hidden_states", "audio_encoder_hidden_states")
     optional: ClassVar = (
         "encoder_attention_mask", "frame_rate", "video_coords", "token_weights", "audio_token_weights", "gate_weights",
-        "heard_share", "keyframes_mask", "reference_sound", "reference_seconds",
+        "heard_share", "keyframes_mask", "reference_sound", "reference_seconds", WEIGHTS, KEPT, "attending_layers",
+        "across_shares",
     )  # fmt: skip
 
     @staticmethod
@@ -92,8 +101,10 @@ class LTX2(Family):
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
         layers = self.module.transformer_blocks
         blocks = [Block(run=self._modulate)]
-        blocks += [Block(run=partial(self._run_layer, layer, LaterKeys(layer)), modules=(layer,)) for layer in layers]
-        sites = [AttentionSite(module=layer.attn1, streams=(IMAGE,)) for layer in layers]
+        blocks += [Block(run=Layer(layer, i, self.arguments).run, modules=(layer,)) for i, layer in enumerate(layers)]
+        sites = [
+            AttentionSite(module=layer.attn1, streams=(IMAGE,), biased=True, keeps_values=True) for layer in layers
+        ]
         across = [AttentionSite(module=each.video_to_audio_attn, streams=(IMAGE,), queries=(AUDIO,)) for each in layers]
         return blocks, [*sites, *across]
 
@@ -106,7 +117,7 @@ class LTX2(Family):
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         module, seconds, sound = self.module, self._seconds(inputs), self._sound(inputs)
-        video = _video_coords(inputs, self.config)
+        video = video_coords(inputs, self.config)
         tables = {
             IMAGE: self._rotary(module.rope, video, "") | self._rotary(module.cross_attn_rope, video[:, :1], "cross_"),
             AUDIO: self._rotary(module.audio_rope, seconds, "")
@@ -114,15 +125,21 @@ class LTX2(Family):
         }
         times_by_stream = self._times(inputs)
         context = self._text(inputs) | self._prompt(times_by_stream)
-        context |= {name: inputs[name] for name in ("heard_share",) if name in inputs}
+        context |= {name: inputs[name] for name in CHANGES if name in inputs}
         for stream, times in times_by_stream.items():
             for name, time in times.items():
                 if time.shape[1] == 1:
                     context[f"{stream}.{name}"] = time
                 else:
                     tables[stream][name] = time
+        masks = {}
+        if WEIGHTS in inputs:
+            tables[IMAGE] |= guides.biases(inputs[WEIGHTS])
+        if KEPT in inputs:
+            masks[IMAGE] = inputs[KEPT]
+            tables[IMAGE][KEPT] = inputs[KEPT]
         streams = {IMAGE: self.image(inputs), AUDIO: module.audio_proj_in(sound)}
-        return State(streams=streams, tables=tables, context=context)
+        return State(streams=streams, tables=tables, masks=masks, context=context)
 
     def head(self, state: State) -> Tensor:
         module = self.module
@@ -134,6 +151,8 @@ class LTX2(Family):
         for stream, (table, norm, project) in ends.items():
             shift, scale = (table + _rows(state, stream, "embedded")[:, :, None]).unbind(2)
             predicted.append(project(norm(state.streams[stream]) * (1 + scale) + shift))
+        if KEPT in state.tables[IMAGE]:
+            predicted[0] = predicted[0] * state.tables[IMAGE][KEPT][:, :, None]
         return torch.cat(predicted, dim=1)
 
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
@@ -150,24 +169,27 @@ class LTX2(Family):
         times = self._times(inputs)
         mask = inputs.get("keyframes_mask")
         sigma = {stream: each["timestep"].amax(dim=1) for stream, each in times.items()}
-        predicted = self.module(
-            hidden_states=self._tokens(inputs),
-            audio_hidden_states=self._sound(inputs),
-            encoder_hidden_states=picture_text,
-            audio_encoder_hidden_states=sound_text,
-            timestep=times[IMAGE]["timestep"],
-            audio_timestep=times[AUDIO]["timestep"],
-            sigma=sigma[IMAGE],
-            audio_sigma=sigma[AUDIO],
-            encoder_attention_mask=inputs.get("encoder_attention_mask"),
-            audio_encoder_attention_mask=inputs.get("encoder_attention_mask"),
-            video_coords=_video_coords(inputs, self.config),
-            audio_coords=self._seconds(inputs),
-            video_keyframes_mask=None if mask is None else mask[:, :, None],
-            return_dict=False,
-        )
+        with guides.masked(self.module, inputs):
+            predicted = self.module(
+                hidden_states=self._tokens(inputs),
+                audio_hidden_states=self._sound(inputs),
+                encoder_hidden_states=picture_text,
+                audio_encoder_hidden_states=sound_text,
+                timestep=times[IMAGE]["timestep"],
+                audio_timestep=times[AUDIO]["timestep"],
+                sigma=sigma[IMAGE],
+                audio_sigma=sigma[AUDIO],
+                encoder_attention_mask=inputs.get("encoder_attention_mask"),
+                audio_encoder_attention_mask=inputs.get("encoder_attention_mask"),
+                video_coords=video_coords(inputs, self.config),
+                audio_coords=self._seconds(inputs),
+                video_keyframes_mask=None if mask is None else mask[:, :, None],
+                return_dict=False,
+            )
         sizes = inputs[LATENT].shape[2:], inputs[SOUND].shape[1:]
-        return self.prediction(torch.cat(predicted, dim=1), sizes)
+        picture, sound = predicted
+        kept = picture * inputs[KEPT][:, :, None] if KEPT in inputs else picture
+        return self.prediction(torch.cat([kept, sound], dim=1), sizes)
 
     def _tokens(self, inputs: Mapping[str, Tensor]) -> Tensor:
         return rearrange(inputs[LATENT].to(self.dtype), "b c t h w -> b (t h w) c")
@@ -249,13 +271,7 @@ class LTX2(Family):
         modulation, embedded = (rearrange(rows, "(b n) d -> b n d", b=len(time)) for rows in found)
         return modulation, embedded
 
-    def _run_layer(self, layer: nn.Module, keys: LaterKeys, state: State) -> State:
-        arguments, share = self._arguments(state), state.context.get("heard_share")
-        with keys.by(share, arguments["temb_ca_scale_shift"], arguments["temb_ca_gate"]):
-            picture, sound = layer(**arguments)
-        return state.with_streams(**{IMAGE: picture[:, : state.streams[IMAGE].shape[1]], AUDIO: sound})
-
-    def _arguments(self, state: State) -> dict[str, Any]:
+    def arguments(self, state: State) -> dict[str, Any]:
         """Return the arguments of a layer. A rank without tokens of the picture gives it a row that nothing reads."""
         context, arguments = state.context, dict[str, Any]()
         for stream, prefix, across in ((IMAGE, "", "video"), (AUDIO, "audio_", "audio")):
@@ -281,31 +297,7 @@ class LTX2(Family):
 
     @staticmethod
     def variants() -> dict[str, Variant]:
-        small = {
-            "num_layers": 2, "num_attention_heads": 32, "attention_head_dim": 8, "cross_attention_dim": 256,
-            "audio_num_attention_heads": 32, "audio_attention_head_dim": 4, "audio_cross_attention_dim": 128,
-            "caption_channels": 24, "in_channels": 20, "out_channels": 20, "audio_in_channels": 20,
-            "audio_out_channels": 20, "rope_type": "split",
-        }  # fmt: skip
-        newer = {
-            **small, "gated_attn": True, "audio_gated_attn": True, "cross_attn_mod": True, "audio_cross_attn_mod": True,
-            "use_prompt_embeddings": False, "perturbed_attn": True,
-        }  # fmt: skip
-        newest = {
-            **newer, "ff_bias": False, "use_prompt_adaln_single": False, "use_keyframes_abs_pos_embedding": True,
-        }  # fmt: skip
-        sound: Inputs = {SOUND: ("audio_in_channels", 11, 1), "encoder_attention_mask": ("text",), "frame_rate": ()}
-        of_both: Inputs = {**sound, **dict.fromkeys(TEXTS, ("text", "caption_channels"))}
-        widths = zip(TEXTS, ("cross_attention_dim", "audio_cross_attention_dim"), strict=True)
-        of_each: Inputs = {**sound, **{name: ("text", width) for name, width in widths}}
-        given: Inputs = {"video_coords": (3, "tokens", 2), "token_weights": ("tokens",), "audio_token_weights": (11,)}
-        size = (3, 5, 7)
-        return {
-            "2": Variant(config=small, size=size, text=7, inputs=of_both),
-            "2 interleaved": Variant(config={**small, "rope_type": "interleaved"}, size=size, text=7, inputs=of_both),
-            "2.3 keyframes": Variant(config=newer, size=size, text=7, inputs={**of_each, **given}),
-            "2.5": Variant(config=newest, size=size, text=7, inputs={**of_each, "keyframes_mask": ("tokens",)}),
-        }
+        return small_models()
 
 
 def _rows(state: State, stream: str, name: str) -> Tensor:
@@ -316,21 +308,3 @@ def _rows(state: State, stream: str, name: str) -> Tensor:
 
 def _padded_rows(state: State, stream: str, name: str) -> Tensor:
     return at_least_one(_rows(state, stream, name))
-
-
-def _video_coords(inputs: Mapping[str, Tensor], config: Mapping[str, Any]) -> Tensor:
-    """Return where each token of the picture starts and ends, ``[B, 3, S, 2]``, with time in seconds."""
-    latent, device = inputs[LATENT], inputs[LATENT].device
-    rate = inputs["frame_rate"] if "frame_rate" in inputs else latent.new_full((len(latent),), _FRAME_RATE)
-    coords = inputs.get("video_coords")
-    if coords is None:
-        axes = [torch.arange(length, dtype=torch.float32, device=device) for length in latent.shape[2:]]
-        starts = torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1)
-        frame, *others = torch.stack([starts, starts + 1], dim=2)
-        per_frame, *scales = config["vae_scale_factors"]
-        frame = (frame * per_frame + config["causal_offset"] - per_frame).clamp(min=0)
-        scaled = [each * scale for each, scale in zip(others, scales, strict=True)]
-        coords = torch.stack([frame, *scaled]).expand(len(latent), -1, -1, -1)
-    frame, row, column = coords.float().unbind(1)
-    # As ComfyUI rounds: the highest frequency turns a last bit into 0.001 of an angle.
-    return torch.stack([frame * rate.double().reciprocal().float()[:, None, None], row, column], dim=1)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import comfy.sd
 import folder_paths
 import pytest
 import torch
@@ -13,8 +12,10 @@ from any_folder_name.nodes.families.registry import bridge_for
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from helpers import compressed_files, loras
 from helpers.inside_fixtures import Loaded, ksampler, native_case, parallel_sampler, relative_error
 from natives import CASES, ltx2
+from natives.files import metadata
 from safetensors.torch import save_file
 
 CLOSE = 1e-4
@@ -86,22 +87,65 @@ def test_a_file_without_metadata_is_refused(tmp_path: Path) -> None:
         bridge_for(open_checkpoint(tmp_path / "bare.safetensors"))
 
 
+def change(name: str, seed: int) -> dict[str, torch.Tensor]:
+    """Return a LoRA that changes every layer of a connector."""
+    random = torch.Generator().manual_seed(seed)
+    weights = native_case(name).model.diffusion_model.state_dict()
+    layers = [key for key, weight in weights.items() if "embeddings_connector" in key and weight.ndim == 2]
+    lora: dict[str, torch.Tensor] = {}
+    for key in layers:
+        layer, (rows, columns) = f"diffusion_model.{key.removesuffix('.weight')}", weights[key].shape
+        lora[f"{layer}.lora_A.weight"] = torch.randn(2, columns, generator=random) * columns**-0.5
+        lora[f"{layer}.lora_B.weight"] = torch.randn(rows, 2, generator=random)
+    return {key: each for key, each in lora.items() if "learnable_registers" not in key}
+
+
 @runs_connectors
-def test_a_lora_of_connectors_is_refused(load_case: Callable[..., Any]) -> None:
-    case, layer = CASES["ltx2 2"], "diffusion_model.video_embeddings_connector.transformer_1d_blocks.0.attn1.to_q"
-    lora = {f"{layer}.lora_A.weight": torch.ones(2, 60), f"{layer}.lora_B.weight": torch.ones(60, 2)}
-    model, _ = comfy.sd.load_lora_for_models(load_case("ltx2 2", ParallelLayout()), None, lora, 1.0, 0)
-    for sample in SAMPLERS:
-        with pytest.raises(InvalidRequest, match="a layer of the prompt"):
-            sample(model, case.samples(), positive=case.conditioning(1), negative=case.conditioning(2))
+@pytest.mark.parametrize("name", CONNECTED)
+def test_a_lora_of_connectors_equals_comfyui(name: str, load_whole: Callable[..., Any]) -> None:
+    case, latent = CASES[name], CASES[name].samples()
+    options = {"positive": unprocessed(name, 1), "negative": unprocessed(name, 2, tokens=8), "cfg": case.cfg}
+    native, model = case.native(), load_whole(name, ParallelLayout(ulysses=2))
+    plain = ksampler(native, latent, **options)
+    for seed, strength in ((1, 0.7), (2, -0.4)):
+        changed = [loras.on_model(each, (change(name, seed), strength)) for each in (native, model)]
+        reference = ksampler(changed[0], latent, **options)
+        assert relative_error(plain, reference) > 100 * CLOSE
+        for sample in SAMPLERS:
+            assert relative_error(sample(changed[1], latent, **options), reference) < CLOSE
+    assert relative_error(ksampler(model, latent, **options), plain) < CLOSE
+
+
+@pytest.mark.skipif("ltx2 2.3" not in CASES, reason="this version of ComfyUI has no LTX-2.3")
+@pytest.mark.parametrize("suffix", ["safetensors", "gguf"])
+def test_compressed_connectors_equal_the_decoded_ones(
+    suffix: str, tmp_path: Path, load_remote: Callable[..., Loaded]
+) -> None:
+    name = "ltx2 2.3"
+    folder_paths.folder_names_and_paths["diffusion_models"][0][:] = [str(tmp_path)]
+    case, file = CASES[name], tmp_path / f"whole.{suffix}"
+    native = case.native()
+    weights = {key: tensor.clone() for key, tensor in native.model.diffusion_model.state_dict().items()}
+    if suffix == "gguf":
+        decoded = compressed_files.write_gguf(file, weights, "Q8_0", said=metadata(case))
+    else:
+        decoded = compressed_files.write_described(file, weights, "fp8 e4m3", said=metadata(case))
+    changed = [key for key in decoded if "connector" in key and not torch.equal(decoded[key], weights[key])]
+    assert changed
+    options = {"positive": unprocessed(name, 1), "negative": unprocessed(name, 2, tokens=8), "cfg": case.cfg}
+    native.model.diffusion_model.load_state_dict(decoded)
+    model = load_remote(ParallelLayout(tensor=2), name=f"diffusion_models/{file.name}").model
+    for lora in ({}, change(name, 1)):
+        both = [loras.on_model(each, (lora, 0.7)) if lora else each for each in (native, model)]
+        reference = ksampler(both[0], case.samples(), **options)
+        assert relative_error(ksampler(both[1], case.samples(), **options), reference) < CLOSE
 
 
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("a2v_cross_attn", False, "LTXVModalityGuidance"),
-        ("run_vx", False, "switches a part of the layers off"),
-        ("stg_self_attn_blocks", frozenset({1}), "LTXVSpatioTemporalGuidance"),
+        ("run_vx", False, r"switches the layers of the picture or the sound off \(run_vx\)"),
+        ("run_ax", False, r"switches the layers of the picture or the sound off \(run_ax\)"),
     ],
 )
 def test_options_for_layers_are_refused_by_name(
@@ -113,17 +157,6 @@ def test_options_for_layers_are_refused_by_name(
     for sample in SAMPLERS:
         with pytest.raises(InvalidRequest, match=message):
             sample(model, case.samples(), positive=case.conditioning(1), negative=case.conditioning(2))
-
-
-@pytest.mark.skipif("ltx2 2.3 guide" not in CASES, reason="this version of ComfyUI has no guides with strengths")
-def test_a_guide_of_another_strength_is_refused(load_case: Callable[..., Any]) -> None:
-    case = CASES["ltx2 2.3 guide"]
-    ((text, extra),) = case.conditioning(1)
-    entry = {**extra["guide_attention_entries"][0], "strength": 0.5}
-    prompt = [[text, {**extra, "guide_attention_entries": [entry]}]]
-    for sample in SAMPLERS:
-        with pytest.raises(InvalidRequest, match=r"a guide of strength 0\.5"):
-            sample(load_case("ltx2 2.3 guide", ParallelLayout()), case.samples(), positive=prompt, negative=prompt)
 
 
 def test_a_picture_alone_is_refused(load_case: Callable[..., Any]) -> None:

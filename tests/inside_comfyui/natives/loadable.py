@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from natives import PRESENT, name_of
 from natives.case import Case, Random, Sampling
-from natives.files import FILE_CASES, FIRST_FILES
+from natives.files import FILE_CASES, FIRST_FILES, in_metadata
 
 Detect = Callable[..., dict[str, Any] | None]
 
@@ -45,26 +45,9 @@ Newer versions read Flux's and Flux.2's from the file. Theirs are the same.
 """
 
 METADATA: dict[str, tuple[str, ...]] = {
-    "ltx2": (
-        "in_channels",
-        "num_attention_heads",
-        "caption_channels",
-        "audio_in_channels",
-        "audio_num_attention_heads",
-        "audio_attention_head_dim",
-        "audio_cross_attention_dim",
-        "rope_type",
-        "timestep_scale_multiplier",
-        "frequencies_precision",
-        "av_ca_timestep_scale_multiplier",
-        "causal_temporal_positioning",
-        "use_middle_indices_grid",
-        "connector_num_attention_heads",
-        "connector_attention_head_dim",
-    ),
     "ltx": ("num_attention_heads", "caption_channels", "causal_temporal_positioning"),
 }
-"""What ComfyUI reads from a file's metadata, as files of LTX-2 and LTX-Video have it."""
+"""What ComfyUI reads from a file's metadata, as files of LTX-Video have it."""
 
 
 def with_assumed_sizes(detect: Detect) -> Detect:
@@ -105,7 +88,7 @@ def write(name: str, folder: Path) -> None:
         return
     case = CASES[name]
     weights = case.native().model.diffusion_model.state_dict()
-    config = {key: case.unet[key] for key in METADATA.get(name.split()[0], ())}
+    config = {key: case.unet[key] for key in METADATA.get(name.split()[0], ())} or in_metadata(case)
     save_file(
         {key: tensor.contiguous() for key, tensor in weights.items()},
         path,

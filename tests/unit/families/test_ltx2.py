@@ -1,6 +1,9 @@
 """LTX-2's files in the published names, its metadata, and inputs that ComfyUI has and diffusers' class has not."""
 
 import json
+import math
+from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -9,8 +12,10 @@ from safetensors.torch import save_file
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.architecture import substituted
+from parallel_backend.families.ltx2 import guides
 from parallel_backend.families.ltx2.transformer import LTX2
 from parallel_backend.interfaces.geometry import AUDIO, IMAGE, SOUND
+from parallel_backend.interfaces.state import BIASES
 from parallel_backend.loading.weight_source import WeightSource
 from tests.support import families
 
@@ -142,6 +147,10 @@ def test_models_that_the_adapter_does_not_know_are_refused(config, message):
         ({SOUND: (2, 5, 11, 3)}, r"takes \[batch, channels, tokens, bins\] with 20 channels times bins"),
         ({"token_weights": (2, 4)}, "the latent has 105 tokens"),
         ({"audio_token_weights": (2, 4)}, "the sound has 11 tokens"),
+        ({"guide_weights": (2, 4)}, "the latent has 105 tokens"),
+        ({"kept_mask": (2, 4)}, "the latent has 105 tokens"),
+        ({"attending_layers": (2, 3)}, "the model has 2 layers"),
+        ({"across_shares": (2, 1)}, "one number for the picture and one for the sound"),
         ({"reference_sound": (2, 6, 20)}, "need each other"),
         ({"encoder_hidden_states": (2, 7, 30)}, r"gives \[batch, tokens, 24\]"),
         ({"audio_encoder_hidden_states": (2, 6, 24)}, "text has 7 tokens and the sound's 6"),
@@ -157,3 +166,57 @@ def test_the_sound_is_whole_and_both_are_predicted():
     shapes = {name: tuple(tensor.shape) for name, tensor in families.inputs(NAME, "2", batch=2).items()}
     extent = LTX2.extent(LTX2.variants()["2"].config, shapes)
     assert (extent.whole, extent.predicted) == (frozenset({AUDIO}), (IMAGE, AUDIO))
+
+
+def stock(name, inputs, **options):
+    """Return diffusers' own prediction, with its options for the guidance of a call."""
+    family = families.family(NAME, name)
+    with patch.object(family.module, "forward", partial(family.module.forward, **options)), torch.inference_mode():
+        return family.stock(inputs)
+
+
+def test_layers_that_pass_on_their_values_equal_diffusers():
+    name, batch = "2.3 keyframes", 2
+    inputs = families.inputs(NAME, name, batch=batch)
+    wanted = stock(name, inputs, spatio_temporal_guidance_blocks=[1], perturbation_mask=torch.tensor([0.0, 1.0]))
+    ours = predicted(name, attending_layers=torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+    assert difference(ours, wanted) < 1e-5
+    assert difference(predicted(name)[:1], wanted[:1]) > 1e-2
+
+
+def test_streams_that_hear_and_see_nothing_of_each_other_equal_diffusers():
+    name = "2.3 keyframes"
+    inputs = families.inputs(NAME, name, batch=2)
+    wanted = stock(name, inputs, isolate_modalities=True)
+    assert difference(predicted(name, across_shares=torch.zeros(2, 2)), wanted) < 1e-5
+    both, plain = predicted(name, across_shares=torch.ones(2, 2)), predicted(name)
+    assert difference(both, plain) < 1e-6
+    for i in range(2):
+        shares = torch.ones(2, 2)
+        shares[:, i] = 0.0
+        one = predicted(name, across_shares=shares)
+        assert difference(one, plain) > 1e-3
+        assert difference(one, wanted) > 1e-3
+    later = predicted(name, across_shares=torch.zeros(2, 2), heard_share=torch.ones(2))
+    assert difference(later, wanted) < 1e-5, "the sound sees nothing, whatever the picture has heard"
+
+
+def test_gaps_are_not_predicted():
+    name = "2.3 keyframes"
+    kept = torch.ones(2, 105, dtype=torch.bool)
+    kept[:, 90:] = False
+    flat, plain = (predicted(name, **each).flatten(1) for each in ({"kept_mask": kept}, {}))
+    picture, before = (each[:, : 20 * 105].unflatten(1, (20, 105)) for each in (flat, plain))
+    assert not picture[:, :, 90:].any()
+    assert before[:, :, 90:].all()
+    assert torch.equal(flat[:, 20 * 105 :], plain[:, 20 * 105 :])
+
+
+def test_strengths_bias_the_pairs_of_a_guide_and_of_others():
+    tables = guides.biases(torch.tensor([[-1.0, 0.5, 0.0, 2.0, -1.0]]))
+    queries, keys = (tables[name] for name in BIASES)
+    half, none, double = math.log(0.5), -1e4, math.log(2.0)
+    own, rows = [0.0, half, none, double, 0.0], []
+    for value in (None, half, none, double, None):
+        rows.append(own if value is None else [value, 0.0, 0.0, 0.0, value])
+    torch.testing.assert_close(queries @ keys.mT, torch.tensor([rows]))
