@@ -1,21 +1,16 @@
-"""ComfyUI's official templates: their package, and a template's graph as the prompt that the web page queues.
+"""ComfyUI's official templates: a template's graph as the prompt that the web page queues.
 
 The page's own conversion is in JavaScript. ``tests/browser/test_official_templates.py`` holds this one against it.
 """
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from scripts.comfy_api import Prompt
+from scripts.install import templates_folder
 from scripts.workflows import declared_inputs, is_widget
-
-VERSION = "0.1.123"
-"""Of ``comfyui-workflow-templates-json``, which belongs to ``comfyui-workflow-templates`` 0.11.97."""
-PACKAGE = f"comfyui-workflow-templates-json=={VERSION}"
 
 Node = dict[str, Any]
 Info = Callable[[str], dict[str, Any]]
@@ -28,14 +23,9 @@ NOT_QUEUED = ("MarkdownNote", "Note", "Reroute")
 AFTER_GENERATE = ("fixed", "randomize", "increment", "decrement")
 
 
-def folder() -> Path:
-    """The folder of the templates in this Python environment, which ``scripts/install.py`` installs."""
-    return Path(sys.prefix) / "templates" / VERSION / "comfyui_workflow_templates_json" / "templates"
-
-
 def graph(name: str) -> dict[str, Any]:
     """A template in the web page's format."""
-    content: dict[str, Any] = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads((templates_folder() / f"{name}.json").read_text(encoding="utf-8"))
     return content
 
 

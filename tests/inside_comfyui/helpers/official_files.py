@@ -105,8 +105,8 @@ def _compressed(weights: Mapping[str, torch.Tensor], kind: str, only: str = "") 
     block, compress = compressed_files.FORMATS[kind]
     found: Weights = {}
     for name, tensor in weights.items():
-        layer = name.removesuffix(".weight")
-        if not (name.startswith(only) and name.endswith(".weight") and tensor.ndim == 2 and not tensor.shape[1] % block):
+        layer, fits = name.removesuffix(".weight"), tensor.ndim == 2 and tensor.shape[1] % block == 0
+        if not (fits and name.startswith(only) and name.endswith(".weight")):
             found[name] = tensor.clone().contiguous()
             continue
         result = compress(tensor)
@@ -144,7 +144,7 @@ def _tokenizer() -> torch.Tensor:
     letters = {f"{chr(code)}": number for number, code in enumerate(range(32, 127), start=4)}
     marks = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<|turn>": 105, "<turn|>": 106, "<|image>": 200}
     marks |= {"<image|>": 201, "<|channel>": 202, "<channel|>": 203, "<|think|>": 204, "\n": 205, "<|image|>": 258880}
-    found = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters | marks, unk_token="<unk>"))  # noqa: S106
+    found = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters | marks, unk_token="<unk>"))
     found.add_special_tokens([mark for mark in marks if len(mark) > 1])
     found.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
     return _bytes(found.to_str().encode())
