@@ -99,14 +99,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _sent(name: str, layouts: list[ParallelLayout]) -> Iterator[tuple[str, int]]:
     for layout in layouts:
-        plan = _plan(MODELS[name], layout)
+        plan = plan_of(MODELS[name], layout)
         workload = plan.workload(ITEMSIZE)
         if not is_refused(layout, workload):
             by_rank = [sum(each.bytes_sent(layout, workload, i) for each in STRATEGIES) for i in range(layout.ranks)]
             yield str(layout), max(by_rank)
 
 
-def _plan(model: Published, layout: ParallelLayout) -> DenoisingPlan:
+def plan_of(model: Published, layout: ParallelLayout) -> DenoisingPlan:
     """Return the plan of a forward."""
     family = family_of(model.class_name)
     config = family.complete(model.config)
