@@ -1,7 +1,7 @@
 """What two cards hold of published model files, by the backend's own estimates: ``python -m lab room``.
 
-The files are written with the published names and shapes of tensors and without their numbers, as holes that take no
-room on a disk. The backend reads nothing of them but their headers, and decides as it does before it loads.
+The files are written with the published shapes of tensors and without their numbers, as holes that take no room on a
+disk. The backend reads nothing of them but their headers and scales, and decides as it does before it loads.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from lab.bench.sent import Published, plan_of
@@ -96,9 +97,9 @@ def _h3(**config: Any) -> Published:
     )  # fmt: skip
 
 
-def _ltx(**config: Any) -> Published:
+def _ltx(variant: str, **config: Any) -> Published:
     return Published(
-        class_name="LTX2VideoTransformer3DModel", config=config, size=(16, 22, 40), text=1024,
+        class_name="LTX2VideoTransformer3DModel", config=config, variant=variant, size=(16, 22, 40), text=1024,
         what="121 frames of 1280 x 704",
     )  # fmt: skip
 
@@ -106,18 +107,18 @@ def _ltx(**config: Any) -> Published:
 FILES: Mapping[str, File] = {
     "minimax_h3_fl2va_pruned_int8_convrot": File(model=_h3(**_PRUNED), format="int8"),
     "minimax_h3_fl2va_pruned_bf16": File(model=_h3(**_PRUNED)),
-    "ltx-2-19b-dev-fp8": File(model=_ltx(**_LTX2), format="fp8", metadata=_SAID),
-    "ltx-2-19b-dev": File(model=_ltx(**_LTX2), metadata=_SAID),
-    "ltx-2.3-22b-dev-fp8": File(model=_ltx(**_LTX23), format="fp8", metadata=_SAID),
+    "ltx-2-19b-dev-fp8": File(model=_ltx("2", **_LTX2), format="fp8", metadata=_SAID),
+    "ltx-2-19b-dev": File(model=_ltx("2", **_LTX2), metadata=_SAID),
+    "ltx-2.3-22b-dev-fp8": File(model=_ltx("2.3 keyframes", **_LTX23), format="fp8", metadata=_SAID),
     "ltx-2.5-22b-distilled-transformer-comfy-int8-convrot": File(
-        model=_ltx(**_LTX25), format="int8", metadata=_SAID
+        model=_ltx("2.5", **_LTX25), format="int8", metadata=_SAID
     ),
 }  # fmt: skip
 """Files of the official templates, by name."""
 
 
 def write(path: Path, file: File) -> None:
-    """Write a file's header, and a hole for its numbers."""
+    """Write a file's header, its scales, and a hole for its other numbers."""
     module = partial.empty(module_class_of(file.model.class_name), _complete(file.model), torch.bfloat16)
     tensors, layers, end = {}, {}, 0
     for name, dtype, shape in _stored(file, module, layers):
@@ -130,6 +131,10 @@ def write(path: Path, file: File) -> None:
     with path.open("wb") as stream:
         stream.write(len(header).to_bytes(8, "little") + header)
         stream.truncate(8 + len(header) + end)
+        for name, each in tensors.items():
+            if name.endswith(".weight_scale"):  # the backend reads these
+                stream.seek(8 + len(header) + each["data_offsets"][0])
+                stream.write(np.ones(each["shape"], np.float32).tobytes())
 
 
 def _complete(model: Published) -> dict[str, Any]:

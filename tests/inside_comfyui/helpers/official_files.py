@@ -95,9 +95,15 @@ def _of(create: Callable[[], Any], prefix: str = "") -> Weights:
 
 @dynamic_vram.off()
 def _statistics(create: Callable[[], Any], prefix: str = "") -> Weights:
-    """Return random weights of a module whose buffers are no weights, but statistics."""
-    weights = randomize(create()).state_dict()
+    """Return random weights of a module whose buffers are statistics, but for filters that it computes."""
+    module = create()
+    computed = {name: each.clone() for name, each in module.named_buffers() if name.endswith(_COMPUTED)}
+    weights = randomize(module).state_dict() | computed
     return {f"{prefix}{name}": tensor.clone().contiguous() for name, tensor in weights.items()}
+
+
+_COMPUTED = ("filter", "window", "basis", "inv_freq", "mel_basis", "image_mean", "image_std")
+"""Ends of the names of buffers that are no statistics."""
 
 
 def _compressed(weights: Mapping[str, torch.Tensor], kind: str, only: str = "") -> Weights:
@@ -231,7 +237,7 @@ def _named_lora(name: str) -> tuple[Weights, Metadata]:
 _FILES: dict[str, Callable[[], tuple[Weights, Metadata]]] = {
     "qwen3vl_32b": lambda: (_text_encoder(comfy.text_encoders.minimax.MiniMaxH3ClipModel), None),
     "minimax_h3_video_vae int8": lambda: (
-        _compressed(_statistics(comfy.ldm.minimax.vae.MiniMaxH3VideoVAE), "int8 rotated", only="decoder."), None,
+        _compressed(_statistics(comfy.ldm.minimax.vae.MiniMaxH3VideoVAE), "int8 rotated", only="decoder.transformer_blocks"), None,
     ),
     "minimax_h3_audio_vae": lambda: (_statistics(comfy.ldm.minimax.audio_vae.MiniMaxH3AudioVAE), None),
     "minimax_h3_ int8_convrot": lambda: (_compressed(_diffusion("minimax_h3 pruned"), "int8 rotated", "blocks."), None),
