@@ -26,7 +26,7 @@ import PIL.Image
 import sentencepiece
 import tokenizers
 import torch
-from helpers import compressed_files, dynamic_vram, loras
+from helpers import compressed_files, dynamic_vram, loras, shrunk_core
 from helpers.inside_fixtures import native_case
 from helpers.native_vaes import randomize
 from natives import CASES
@@ -90,7 +90,10 @@ def _of(create: Callable[[], Any], prefix: str = "") -> Weights:
     """Return random weights of a module."""
     random = seeded(7)
     weights = create().state_dict()
-    return {f"{prefix}{name}": random_weight(name, tensor.float(), random) for name, tensor in weights.items()}
+    return {
+        f"{prefix}{name}": random_weight(name, tensor.float(), random) if tensor.ndim else torch.ones(())
+        for name, tensor in weights.items()
+    }
 
 
 @dynamic_vram.off()
@@ -131,18 +134,28 @@ def _diffusion(case: str) -> Weights:
 
 def _lora(case: str) -> Weights:
     found = loras.plain(native_case(case), "diffusion_model.", rank=4, seed=3, form=1)
-    return {name: tensor.to(torch.bfloat16) for name, tensor in found.items()}
+    return {name: tensor.to(torch.bfloat16) for name, tensor in found.items() if _is_in_block(name)}
 
 
-def _pieces() -> torch.Tensor:
-    """Return a model of sentencepiece that knows single bytes."""
+def _is_in_block(name: str) -> bool:
+    return name.removeprefix("diffusion_model.").startswith(("blocks.", "transformer_blocks."))
+
+
+def _trained(unused: int) -> bytes:
+    """Return a model of sentencepiece that knows single bytes, and tokens that no text has."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["a video of a small cat and a large dog in a house by the sea"] * 20),
-        model_writer=model, vocab_size=300, byte_fallback=True, hard_vocab_limit=False, pad_id=0, eos_id=1, bos_id=2,
-        unk_id=3, minloglevel=2,
+        model_writer=model, vocab_size=300 + unused, byte_fallback=True, hard_vocab_limit=False, pad_id=0, eos_id=1,
+        bos_id=2, unk_id=3, minloglevel=2, user_defined_symbols=[f"<unused{number}>" for number in range(unused)],
     )  # fmt: skip
-    return _bytes(model.getvalue())
+    return model.getvalue()
+
+
+def _pieces() -> torch.Tensor:
+    """Return a model with a token for each number that the small Gemma generates."""
+    known = sentencepiece.SentencePieceProcessor(model_proto=_trained(0)).get_piece_size()
+    return _bytes(_trained(shrunk_core.VOCABULARY - known))
 
 
 def _tokenizer() -> torch.Tensor:
@@ -237,7 +250,8 @@ def _named_lora(name: str) -> tuple[Weights, Metadata]:
 _FILES: dict[str, Callable[[], tuple[Weights, Metadata]]] = {
     "qwen3vl_32b": lambda: (_text_encoder(comfy.text_encoders.minimax.MiniMaxH3ClipModel), None),
     "minimax_h3_video_vae int8": lambda: (
-        _compressed(_statistics(comfy.ldm.minimax.vae.MiniMaxH3VideoVAE), "int8 rotated", only="decoder.transformer_blocks"), None,
+        _compressed(_statistics(comfy.ldm.minimax.vae.MiniMaxH3VideoVAE), "int8 rotated", "decoder.transformer_blocks"),
+        None,
     ),
     "minimax_h3_audio_vae": lambda: (_statistics(comfy.ldm.minimax.audio_vae.MiniMaxH3AudioVAE), None),
     "minimax_h3_ int8_convrot": lambda: (_compressed(_diffusion("minimax_h3 pruned"), "int8 rotated", "blocks."), None),

@@ -17,9 +17,11 @@ import torchaudio
 
 TEXT = 80
 """The width of all text encoders, which is that of the texts that the tests' small MiniMax-H3 takes."""
+VOCABULARY = 1024
+"""The number of tokens that Gemma knows."""
 _GEMMA = {
     "hidden_size": TEXT, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
-    "vocab_size": 1024,
+    "vocab_size": VOCABULARY,
 }  # fmt: skip
 _GEMMA3_VISION = {
     **llama.GEMMA3_VISION_CONFIG, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2,

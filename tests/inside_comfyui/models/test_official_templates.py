@@ -8,6 +8,7 @@ import asyncio
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import execution
@@ -21,6 +22,7 @@ from any_folder_name.parallel_backend.client.client import Client
 from helpers.executor import Executor, Prompt
 from helpers.inside_fixtures import new_session, relative_error
 from natives import CASES
+from server import PromptServer
 
 import nodes as core_nodes
 from scripts import official_templates
@@ -44,7 +46,7 @@ RUN = (
     "video_minimax_h3_multiframe_reference", "template_ltx2_3_ic_lora_ingredients", "template_ltx2_3_style_transition",
     "video_ltx2_3_flf2v", "video_ltx2_3_i2v", "video_ltx2_3_ia2v", "video_ltx2_3_ic_lora", "video_ltx2_3_id_lora",
     "video_ltx2_3_t2v", "video_ltx2_5_flf2v", "video_ltx2_5_i2v", "video_ltx2_5_t2v", "video_ltx2_t2v",
-    "video_ltx2_i2v", "video_ltx2_t2v_distilled", "video_ltx2_i2v_distilled", "video_ltx2_i2v_lora",
+    "video_ltx2_i2v", "video_ltx2_t2v_distilled", "video_ltx2_i2v_distilled",
     "video_ltx2_canny_to_video",
 )  # fmt: skip
 LACKING = {
@@ -54,6 +56,13 @@ LACKING = {
     "video_minimax_h3_fun_controlnet_union": {"MiniMaxH3FunControlNetApply"},
 }
 """Templates for newer versions, with the nodes that ComfyUI 0.33.0 lacks."""
+
+OTHERS = {
+    "image_minimax_h3_t2i": "ComfyUI 0.33.0 takes no latent of one picture for MiniMax-H3",
+    "video_ltx2_depth_to_video": "its depth comes from Lotus, a UNet of the size of Stable Diffusion 2",
+    "video_ltx2_i2v_lora": "its graph has no link from the subgraph's video to Save Video",
+}
+"""Templates that are not run, with the reason."""
 
 NEWER = {("CreateVideo", "bit_depth", "auto"): 8}
 """Values of newer versions, and what ComfyUI 0.33.0 has instead."""
@@ -166,6 +175,8 @@ def place(tmp_path: Path, _classes: None, monkeypatch: pytest.MonkeyPatch) -> It
         folder_paths.folder_names_and_paths[name][0][:] = [str(tmp_path / name)]
         (tmp_path / name).mkdir()
     (tmp_path / "input").mkdir()
+    server = SimpleNamespace(send_progress_text=lambda *_: None, client_id="test", send_sync=lambda *_: None)
+    monkeypatch.setattr(PromptServer, "instance", server, raising=False)  # of which Get Image Size makes use
     for kind in ("input", "output", "temp"):
         monkeypatch.setattr(folder_paths, f"{kind}_directory", str(tmp_path / kind))
     folder_paths.filename_list_cache.clear()
@@ -184,7 +195,7 @@ def executor(place: Path, backend: Client) -> Executor:
 def test_every_template_is_known(place: Path) -> None:
     names = {path.stem for path in templates_folder().glob("*.json") if not path.name.startswith("api_")}
     of_both = {name for name in names if any(mark in name for mark in ("ltx2", "minimax_h3", "fasth3"))}
-    assert of_both - set(RUN) - LACKING.keys() == {"video_ltx2_depth_to_video", "image_minimax_h3_t2i"}
+    assert of_both - set(RUN) - LACKING.keys() == OTHERS.keys()
     for name in (*RUN, *LACKING):
         lacking = official_templates.classes(name) - core_nodes.NODE_CLASS_MAPPINGS.keys()
         assert lacking == LACKING.get(name, set()), name
@@ -218,11 +229,11 @@ def test_a_template_runs_on_ranks_as_in_comfyui_alone(
     assert len(ours) == len(reference) >= 3
     rounded = any(folder == "diffusion_models" and "int8" in file for folder, file in files_of(alone))
     for value, wanted in zip(ours, reference, strict=True):
-        _compare(value, wanted, ROUNDED if rounded else CLOSE)
+        _compare(value, wanted, rounded=rounded)
     assert len(list((place / "output").rglob("*.*"))) == 2 * len(saving)
 
 
-def _compare(ours: Any, wanted: Any, limit: float) -> None:
+def _compare(ours: Any, wanted: Any, *, rounded: bool) -> None:
     """Compare a LATENT, an IMAGE or an AUDIO."""
     if isinstance(wanted, dict):
         kind = "samples" if "samples" in wanted else "waveform"
@@ -230,7 +241,10 @@ def _compare(ours: Any, wanted: Any, limit: float) -> None:
     for one, other in zip(_parts(ours), _parts(wanted), strict=True):
         assert other.isfinite().all()
         assert other.std() > 1e-3
-        assert relative_error(one, other) < limit
+        if rounded:
+            assert (one - other).norm() < ROUNDED * other.norm()
+        else:
+            assert relative_error(one, other) < CLOSE
 
 
 def _parts(value: torch.Tensor) -> list[torch.Tensor]:
