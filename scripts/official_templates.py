@@ -110,7 +110,7 @@ class _Level:
         """What goes through a bypassed node: its input of the same slot, or the first one of the same type."""
         kind = node["outputs"][slot]["type"]
         same = [*node["inputs"][slot : slot + 1], *node["inputs"]]
-        link = next((each["link"] for each in same if each["type"] == kind or node["type"] == "Reroute"), None)
+        link = next((each["link"] for each in same if each["type"] in (kind, "*") or node["type"] == "Reroute"), None)
         return None if link is None else self.source(link)
 
     def from_outside(self, slot: int) -> Any:
@@ -120,7 +120,17 @@ class _Level:
         for each in self.instance["inputs"]:
             if each["name"] == name and each.get("link") is not None:
                 return self.around.source(each["link"])
-        return self.shown().get(name)
+        shown = self.shown()
+        return shown[name] if name in shown else self.first_inside(slot)
+
+    def first_inside(self, slot: int) -> Any:
+        """The value of the first widget that a subgraph's input leads to: all of them show it."""
+        for origin, number, (target, at) in self.links().values():
+            node = self.node(target) if (origin, number) == (INPUTS, slot) else {"inputs": []}
+            for each in node["inputs"][at : at + 1]:
+                if "widget" in each:
+                    return widget_values(node, self.info(node["type"])).get(each["name"])
+        return None
 
     def shown(self) -> dict[str, Any]:
         """The values that the node standing for a subgraph shows."""
@@ -155,12 +165,18 @@ class _Level:
 
 def widget_values(node: Node, info: dict[str, Any]) -> Node:
     """The values of a node's widgets by the inputs that they belong to."""
-    values = node.get("widgets_values") or []
-    if isinstance(values, dict):
-        return dict(values)
-    left, found = list(values), {}
-    _take(declared_inputs(info), "", left, found)
-    return found
+    left, found, declared = list(node.get("widgets_values") or []), Node(), declared_inputs(info)
+    _take(declared, "", left, found)
+    return _defaults(declared) | found
+
+
+def _defaults(declared: Mapping[str, tuple[str, dict[str, Any]]]) -> Node:
+    """What the page has for widgets that a template, of an older version, lacks: the default, or the first choice."""
+    widgets = {name: options for name, (kind, options) in declared.items() if is_widget(kind, options)}
+    found = {name: options["default"] for name, options in widgets.items() if "default" in options}
+    choices = {name: options["options"] for name, options in widgets.items() if options.get("options")}
+    first = {name: some[0] for name, some in choices.items()}
+    return {name: each["key"] if isinstance(each, dict) else each for name, each in first.items()} | found
 
 
 def _take(declared: Mapping[str, tuple[str, dict[str, Any]]], prefix: str, left: list[Any], found: Node) -> None:

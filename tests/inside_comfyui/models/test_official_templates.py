@@ -79,7 +79,16 @@ FOLDERS = {
 """Where the files are that inputs name."""
 LOADERS = ("UNETLoader", "CheckpointLoaderSimple")
 DECODERS = ("VAEDecode", "VAEDecodeTiled", "VAEDecodeAudio", "LTXVAudioVAEDecode")
-SIDES = ("width", "height", "longer_size", "resize_type.width", "resize_type.height", "resize_type.longer_size")
+SIDES = (
+    "width",
+    "height",
+    "target_width",
+    "target_height",
+    "longer_size",
+    "resize_type.width",
+    "resize_type.height",
+    "resize_type.longer_size",
+)
 
 
 def info(name: str) -> dict[str, Any]:
