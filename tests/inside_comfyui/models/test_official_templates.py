@@ -5,6 +5,7 @@ changes of a template is its size in pixels and seconds, and a value that only n
 """
 
 import asyncio
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,6 @@ from any_folder_name.parallel_backend.client.client import Client
 from helpers.executor import Executor, Prompt
 from helpers.inside_fixtures import new_session, relative_error
 from natives import CASES
-from server import PromptServer
 
 import nodes as core_nodes
 from scripts import official_templates
@@ -184,8 +184,9 @@ def place(tmp_path: Path, _classes: None, monkeypatch: pytest.MonkeyPatch) -> It
         folder_paths.folder_names_and_paths[name][0][:] = [str(tmp_path / name)]
         (tmp_path / name).mkdir()
     (tmp_path / "input").mkdir()
-    server = SimpleNamespace(send_progress_text=lambda *_: None, client_id="test", send_sync=lambda *_: None)
-    monkeypatch.setattr(PromptServer, "instance", server, raising=False)  # of which Get Image Size makes use
+    sizes: Any = sys.modules[core_nodes.NODE_CLASS_MAPPINGS["GetImageSize"].__module__]
+    server = SimpleNamespace(send_progress_text=lambda *_: None)
+    monkeypatch.setattr(sizes, "PromptServer", SimpleNamespace(instance=server))
     for kind in ("input", "output", "temp"):
         monkeypatch.setattr(folder_paths, f"{kind}_directory", str(tmp_path / kind))
     folder_paths.filename_list_cache.clear()
