@@ -38,8 +38,8 @@ pytestmark = [
     pytest.mark.skipif(not templates_folder().is_dir(), reason="the templates are not installed: bash scripts/test.sh"),
 ]
 CLOSE, ROUNDED = 1e-4, 0.05
-"""Relative differences: of sums in another order, and of 8-bit activations, which ComfyUI alone has."""
-EVERYDAY = ("video_minimax_h3_t2v", "video_minimax_h3_r2v", "video_ltx2_3_flf2v", "video_ltx2_5_t2v")
+"""Relative differences: of sums in another order, and of 8-bit numbers, to which ComfyUI alone rounds."""
+EVERYDAY = ("video_minimax_h3_t2v", "video_minimax_h3_r2v", "video_ltx2_5_t2v")
 """The others run with the grid."""
 RUN = (
     "video_minimax_h3_t2v", "video_minimax_h3_i2v", "video_minimax_h3_r2v", "video_minimax_h3_i2v_continuation",
@@ -49,6 +49,7 @@ RUN = (
     "video_ltx2_i2v", "video_ltx2_t2v_distilled", "video_ltx2_i2v_distilled",
     "video_ltx2_canny_to_video",
 )  # fmt: skip
+WEAK_GUIDES = ("template_ltx2_3_style_transition", "video_ltx2_3_flf2v", "video_ltx2_5_flf2v")
 LACKING = {
     "video_fasth3_ominiref_r2v": {"BlockSparseAttention"},
     "video_fastvideo_fasth3_i2v": {"BlockSparseAttention"},
@@ -221,9 +222,13 @@ def test_a_template_validates_with_empty_files(name: str, place: Path, executor:
     assert outputs
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.grid) for name in RUN]
-)
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    grid = [] if name in EVERYDAY else [pytest.mark.grid]
+    reason = "its guides have a strength of 0.7, which is refused by name"
+    return grid + ([pytest.mark.xfail(reason=reason, strict=True)] if name in WEAK_GUIDES else [])
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in RUN])
 def test_a_template_runs_on_ranks_as_in_comfyui_alone(
     name: str, place: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,10 +242,17 @@ def test_a_template_runs_on_ranks_as_in_comfyui_alone(
     reference = executor.run(alone, *saving)
     ours = executor.run(parallel(alone), *saving)
     assert len(ours) == len(reference) >= 3
-    rounded = any(folder == "diffusion_models" and "int8" in file for folder, file in files_of(alone))
+    rounded = _rounds(files_of(alone))
     for value, wanted in zip(ours, reference, strict=True):
         _compare(value, wanted, rounded=rounded)
     assert len(list((place / "output").rglob("*.*"))) == 2 * len(saving)
+
+
+def _rounds(files: set[tuple[str, str]]) -> bool:
+    """Whether ComfyUI computes with 8-bit activations, or rounds weights in fp8 once a LoRA is in them."""
+    models = {file for folder, file in files if folder in ("diffusion_models", "checkpoints")}
+    with_lora = any(folder == "loras" for folder, _ in files)
+    return any("int8" in file or ("fp8" in file and with_lora) for file in models)
 
 
 def _compare(ours: Any, wanted: Any, *, rounded: bool) -> None:
