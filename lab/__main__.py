@@ -51,6 +51,7 @@ COMMANDS = {
     "soak": Command("soak.command", "make random prompts and faults, and tell what came of them"),
     "verify": Command("verify.command", "compare families, layouts, step loops and VAEs with diffusers' own"),
     "memory": Command("memory", "measure ComfyUI's own memory with a large model file"),
+    "room": Command("room", "tell what two cards hold of published model files: docs/room.md"),
     "working-memory": Command("working_memory", "measure the tables of parallel_backend/engine/working_memory.py"),
     "synchronisations": Command("synchronisations", "count where the host waits for the GPU: docs/synchronisations.md"),
     "gpu-check": Command("gpu_check.start", "try on real GPUs what tests only on CPU ranks elsewhere"),

@@ -31,6 +31,7 @@ class Published:
         size: of the latent.
         text: text tokens.
         what: the size as its authors say it.
+        variant: the family's variant whose inputs a request has; by default the first.
     """
 
     class_name: str
@@ -38,6 +39,7 @@ class Published:
     size: tuple[int, ...]
     text: int
     what: str
+    variant: str = ""
 
 
 MODELS: Mapping[str, Published] = {
@@ -99,18 +101,19 @@ def run(options: argparse.Namespace) -> int:
 
 def _sent(name: str, layouts: list[ParallelLayout]) -> Iterator[tuple[str, int]]:
     for layout in layouts:
-        plan = _plan(MODELS[name], layout)
+        plan = plan_of(MODELS[name], layout)
         workload = plan.workload(ITEMSIZE)
         if not is_refused(layout, workload):
             by_rank = [sum(each.bytes_sent(layout, workload, i) for each in STRATEGIES) for i in range(layout.ranks)]
             yield str(layout), max(by_rank)
 
 
-def _plan(model: Published, layout: ParallelLayout) -> DenoisingPlan:
+def plan_of(model: Published, layout: ParallelLayout) -> DenoisingPlan:
     """Return the plan of a forward."""
     family = family_of(model.class_name)
     config = family.complete(model.config)
-    inputs = next(iter(family.variants().values())).inputs
+    variants = family.variants()
+    inputs = variants[model.variant or next(iter(variants))].inputs
     shapes = input_shapes(family, config, inputs, batch=1, size=model.size, text=model.text)
     return DenoisingPlan(
         layout=layout, geometry=family.describe(config), samples=(1,), latents=({LATENT: shapes[LATENT][1:]},),

@@ -29,6 +29,7 @@ class Row:
         own_module: whether its module class is in ``module.py`` of its folder, because diffusers lacks the family or
             a kind of its files.
         in_core: whether ComfyUI has the family. Otherwise its bridge brings a model class.
+        since: the first version of diffusers that has its layers, if that is newer than ``requirements.txt`` asks for.
     """
 
     folder: str
@@ -37,6 +38,7 @@ class Row:
     within_frames: bool = False
     own_module: bool = False
     in_core: bool = True
+    since: str = ""
 
 
 FAMILIES: Mapping[str, Row] = {
@@ -48,11 +50,11 @@ FAMILIES: Mapping[str, Row] = {
     "OpenSora2Transformer3DModel": Row(folder="open_sora2", name="OpenSora2", own_module=True, in_core=False),
     "FluxTransformer2DModel": Row(folder="flux", name="Flux"),
     "HunyuanVideoTransformer3DModel": Row(folder="hunyuan_video", name="HunyuanVideo"),
-    "Krea2Transformer2DModel": Row(folder="krea2", name="Krea2"),
-    "LTX2VideoTransformer3DModel": Row(folder="ltx2", name="LTX2"),  # before LTX-Video's marks
+    "Krea2Transformer2DModel": Row(folder="krea2", name="Krea2", since="0.39"),
+    "LTX2VideoTransformer3DModel": Row(folder="ltx2", name="LTX2", since="0.40"),  # before LTX-Video's marks
     "LTXVideoTransformer3DModel": Row(folder="ltx", name="LTXVideo"),
     "LatteTransformer3DModel": Row(folder="latte", name="Latte", in_files=False, within_frames=True),
-    "MiniMaxH3Transformer3DModel": Row(folder="minimax_h3", name="MiniMaxH3", own_module=True),
+    "MiniMaxH3Transformer3DModel": Row(folder="minimax_h3", name="MiniMaxH3", own_module=True, since="0.40"),
     "MochiTransformer3DModel": Row(folder="mochi", name="Mochi"),
     # Before PixArt, whose marks its files have, too.
     "STDiT3": Row(folder="open_sora1", name="OpenSora1", own_module=True, in_core=False, within_frames=True),

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..errors import InvalidRequest
+from ..packages import check_diffusers
 from .base import VAE, LatentScale, Scaling
 from .cogvideox import CogVideoX
 from .hunyuan_video import HunyuanVideo
@@ -60,8 +61,11 @@ def module_class_of(class_name: str) -> Any:
 
     Raises:
         AttributeError: there is none.
+        InvalidRequest: the installed diffusers is too old for it.
     """
-    own = VAES[class_name].own_module if class_name in VAES else ""
+    vae = VAES.get(class_name, VAE)
+    check_diffusers(class_name, vae.since)
+    own = vae.own_module
     return getattr(import_module(f".{own}", __package__) if own else import_module("diffusers"), class_name)
 
 

@@ -114,6 +114,9 @@ class VAE(ABC):
     own_module: ClassVar[str] = ""
     """The file beside this one that has the module's class; "" if diffusers has it."""
 
+    since: ClassVar[str] = ""
+    """The first version of diffusers that has its layers, if that is newer than ``requirements.txt`` asks for."""
+
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 

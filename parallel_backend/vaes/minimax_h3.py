@@ -68,6 +68,7 @@ class MiniMaxH3(TiledVAE):
     """``AutoencoderKLMiniMaxH3``. Latents are normalised, pixels beyond it are in -1..1 like those of other VAEs."""
 
     own_module: ClassVar[str] = "minimax_h3_module"
+    since: ClassVar[str] = "0.40"
     own_tile: ClassVar[int] = 256
     own_overlap: ClassVar[int] = 64
     min_encoded_size: ClassVar[int] = 2

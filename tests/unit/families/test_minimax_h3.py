@@ -10,8 +10,8 @@ from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.architecture import substituted
 from parallel_backend.families.minimax_h3 import times
-from parallel_backend.families.minimax_h3.module import MiniMaxH3Transformer3DModel
 from parallel_backend.families.minimax_h3.transformer import MiniMaxH3
+from parallel_backend.families.modules import module_class_of
 from parallel_backend.interfaces.geometry import IMAGE, LATENT, SOUND, TEXT, TIMESTEP
 from parallel_backend.loading import partial
 from parallel_backend.loading.weight_source import WeightSource
@@ -111,7 +111,7 @@ def test_metadata_of_another_model_is_refused(setting, message, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_that_are_published_in_float32_stay_so(kind):
-    module = partial.empty(MiniMaxH3Transformer3DModel, families.module(NAME, kind).config, torch.bfloat16)
+    module = partial.empty(module_class_of(NAME), families.module(NAME, kind).config, torch.bfloat16)
     kept = {name for name, tensor in module.state_dict().items() if tensor.dtype == torch.float32}
     layers = {"proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out"}
     curves = {name for name in module.state_dict() if "curve" in name}
@@ -131,7 +131,7 @@ def pruned_twin():
     for name in [name for name in weights if "adaln_proj" in name or "norm_out.linear" in name]:
         tensor = weights.pop(name)
         weights[name.replace(".linear.", ".curve.")] = tensor @ basis.T if tensor.ndim == 2 else tensor
-    twin = MiniMaxH3Transformer3DModel(**config).eval().requires_grad_(False)
+    twin = module_class_of(NAME)(**config).eval().requires_grad_(False)
     twin.load_state_dict({**weights, "time_embedder.table": curve @ basis.T})
     return MiniMaxH3(twin)
 
