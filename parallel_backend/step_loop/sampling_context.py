@@ -47,9 +47,7 @@ class SamplingContext:
         self.start = Start(step=message.first_step, history=tuple(local.pop(name) for name in history))
         self._sampler = RequestSampler(message, self.sigmas, denoiser.plan.whole_latent)
         self.inpainting = Inpainting(prediction=PREDICTIONS[message.prediction], inpainting=local)
-        self.conditioning = {
-            i: {name: tensor[self.samples] for name, tensor in branches[i].items()} for i in denoiser.branches
-        }
+        self.conditioning = {i: denoiser.own(i, branches[i]) for i in denoiser.branches}
 
     def load(self) -> None:
         """Load the weights of the first step, now instead of lazily. A rank without samples loads none."""
