@@ -283,6 +283,8 @@ class Family(ABC):
     def followed(self, inputs: Mapping[str, Tensor], shapes: Sequence[Shape]) -> tuple[Tensor, Tensor] | None:
         """Return what a sampler follows where that is not the prediction: factors of prediction and input.
 
+        Families of one latent are not asked.
+
         Two tensors ``[B, values]`` for packed latents: the sampler follows the first times the prediction plus the
         second times the model's input. None for the prediction as it is.
 
