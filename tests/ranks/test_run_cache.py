@@ -49,6 +49,7 @@ def counted(rank, layers, carry_out):
         getattr(family.module, layers).register_forward_hook(lambda *_: calls.append(1))
         for components in mine._models.values()
         for family in components.parts._parts.values()
+        if hasattr(family.module, layers)
     ]
     before = mine.steps
     try:
