@@ -14,7 +14,7 @@ from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from .backend.connection import show_on_node
 from .bridges.given_numbers import as_float, as_int
-from .bridges.refusals import check_finite, check_latent, check_model_options, check_number_of_latents
+from .bridges.refusals import check_model_options
 from .picture_metadata import label_saved_images
 from .remote.backend_sampler import BackendSampler
 from .remote.loop_choice import SAMPLER_NAMES, check_layout, reason_for_comfyui
@@ -42,13 +42,9 @@ def check_model(model: Any) -> None:
 
 def _checked_samples(model: Any, latent_image: dict[str, Any]) -> Any:
     """Return a latent's samples in the model's shape, after checking them. They may be nested."""
-    resized, bridge = comfy.sample.fix_empty_latent_channels, model.target.bridge
+    resized = comfy.sample.fix_empty_latent_channels
     latent: Any = resized(model, latent_image["samples"], **_downscale_ratios(latent_image))
-    picture, *others = latent.unbind() if latent.is_nested else (latent,)
-    check_number_of_latents(1 + len(others), len(bridge.latents), bridge.name)
-    check_latent(picture, model.target.channels)
-    for other in others:
-        check_finite(other)
+    model.target.bridge.check_latents(latent.unbind() if latent.is_nested else [latent])
     return latent
 
 

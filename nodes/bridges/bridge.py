@@ -17,6 +17,7 @@ from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import VAE, LatentScale, vae_of
 from .latents import SAME_MODEL, latent_scale
+from .refusals import check_finite, check_latent, check_number_of_latents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,7 @@ class Bridge(ABC):
         text: how its prompts are encoded.
         vaes: the VAE classes that the backend can run for it.
         latents: names of the inputs that are predicted (``Family.latents``).
+        latents_maker: ComfyUI's node that makes a latent of so many tensors, if they are several.
         masks_in_loop: whether the backend's loop keeps what a noise mask says as ComfyUI's model class does.
     """
 
@@ -123,6 +125,7 @@ class Bridge(ABC):
     text: BackendText | CoreText
     vaes: ClassVar[tuple[str, ...]]
     latents: ClassVar[tuple[str, ...]] = ("hidden_states",)
+    latents_maker: ClassVar[str] = ""
     masks_in_loop: ClassVar[bool] = True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -158,6 +161,20 @@ class Bridge(ABC):
         Raises:
             InvalidRequest: an argument is missing, or its value is not supported.
         """
+
+    def check_latents(self, latents: Sequence[Tensor]) -> None:
+        """Refuse what the model cannot denoise.
+
+        Args:
+            latents: the tensors of a nested latent, or the only one.
+
+        Raises:
+            InvalidRequest: their number, the picture's channels or a value does not fit.
+        """
+        check_number_of_latents(len(latents), len(self.latents), self.name, self.latents_maker)
+        check_latent(latents[0], self.family_latent_scale().channels)
+        for other in latents[1:]:
+            check_finite(other)
 
     def option_inputs(self, transformer_options: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return inputs that follow from ComfyUI's ``transformer_options`` in a call."""

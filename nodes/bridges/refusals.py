@@ -41,11 +41,13 @@ VARYING_CONDS = (
     "area", "mask", "hooks", "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "default",
 )  # fmt: skip
 """Conditioning that varies over steps or over the image."""
-_NESTED_LATENT = "the latent consists of several tensors (video with audio), and {model} takes one: pass the video's"
 
 
-def check_number_of_latents(given: int, taken: int, model: str = "this model") -> None:
-    """Refuse a nested latent of another number of tensors than the model predicts.
+def check_number_of_latents(given: int, taken: int, model: str, maker: str) -> None:
+    """Refuse a nested latent of another number of tensors than a model predicts.
+
+    Args:
+        maker: ComfyUI's node that makes a latent of this number.
 
     Raises:
         InvalidRequest: the number is another.
@@ -53,23 +55,31 @@ def check_number_of_latents(given: int, taken: int, model: str = "this model") -
     if given == taken:
         return
     if taken == 1:
-        raise InvalidRequest(_NESTED_LATENT.format(model=model))
+        raise _nested(model)
     raise InvalidRequest(
         f"{model} makes picture and sound together and takes a latent of {taken} tensors, and this one has {given}: "
-        "use the empty latent of picture and sound that ComfyUI has for this model"
+        f"use {maker}"
     )
 
 
-def check_latent(latent: Tensor, channels: int) -> None:
-    """Refuse a latent that the model cannot take.
+def _nested(taker: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the latent consists of several tensors (video with audio), and {taker} takes one: pass the video's, which "
+        "LTXVSeparateAVLatent gives"
+    )
+
+
+def check_latent(latent: Tensor, channels: int, taker: str = "this model") -> None:
+    """Refuse a latent that a model or VAE cannot take.
 
     Raises:
         InvalidRequest: a nested latent, a wrong number of channels, or values that are not finite.
     """
-    check_number_of_latents(len(latent.unbind()) if latent.is_nested else 1, 1)
+    if latent.is_nested:
+        raise _nested(taker)
     if latent.shape[1] != channels:
         raise InvalidRequest(
-            f"the latent has {latent.shape[1]} channels and this model works on {channels}: "
+            f"the latent has {latent.shape[1]} channels and {taker} works on {channels}: "
             "encode it with the VAE of Parallel Loader"
         )
     check_finite(latent)

@@ -49,6 +49,7 @@ class LTX2(Bridge):
     text = CoreText(components={"text_encoder": ()}, clip_type="LTXV")  # its projection is in the model's single file
     vaes = ()
     latents: ClassVar = ("hidden_states", "audio_hidden_states")
+    latents_maker = "LTXVConcatAVLatent"
 
     def unet_config(self) -> dict[str, Any]:
         """See ``Bridge``. ComfyUI reads most of it from a single file's metadata, which becomes part of it."""

@@ -29,6 +29,7 @@ class MiniMaxH3(Bridge):
     )
     vaes = ("AutoencoderKLMiniMaxH3",)
     latents: ClassVar[tuple[str, ...]] = ("hidden_states", "audio_hidden_states")
+    latents_maker = "EmptyMiniMaxH3LatentAV"
     masks_in_loop: ClassVar[bool] = False
 
     @classmethod

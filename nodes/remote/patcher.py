@@ -22,11 +22,8 @@ from ..bridges.refusals import (
     check_branches,
     check_compute_dtype,
     check_conds,
-    check_finite,
-    check_latent,
     check_layer_changes,
     check_model_options,
-    check_number_of_latents,
     failed_for_layers,
     transformer_replaced,
 )
@@ -120,11 +117,7 @@ def _check_before_sampling(
     guider = executor.class_obj
     remote: RemoteTransformer = guider.model_patcher.target
     shapes = kwargs.get("latent_shapes") or (latent_image.shape,)
-    check_number_of_latents(len(shapes), len(remote.bridge.latents), remote.bridge.name)
-    picture, *others = unpack(latent_image, [shape[1:] for shape in shapes])
-    check_latent(picture, remote.channels)
-    for other in others:
-        check_finite(other)
+    remote.bridge.check_latents(unpack(latent_image, [shape[1:] for shape in shapes]))
     check_branches(remote.handle.spec.layout, _branches(guider, sampler))
     _check_model(guider.model_patcher, guider.model_options)
     accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)

@@ -18,8 +18,6 @@ from ..bridges.bridge import Bridge, LayersHere
 from ..bridges.refusals import (
     TRANSFORMER,
     check_changed_layer,
-    check_finite,
-    check_latent,
     check_options,
     check_unused,
     layers_unavailable,
@@ -80,7 +78,7 @@ class RemoteTransformer(LooksNative, nn.Module):
             setattr(self, name, value)
             if isinstance(value, LayersHere):
                 value.attach(lambda: self.changes.here, self._decoded)
-        self.dtype, self.channels = DTYPES[handle.spec.dtype], bridge.family_latent_scale().channels
+        self.dtype = DTYPES[handle.spec.dtype]
         self._own = {*vars(self), "forward"}
 
     def __getattr__(self, name: str) -> Any:
@@ -271,9 +269,7 @@ class RemoteTransformer(LooksNative, nn.Module):
             InvalidRequest: a latent is nested, has the wrong number of channels, or is not finite.
         """
         for call in calls:
-            check_latent(call.inputs[call.latents[0]], self.channels)
-            for name in call.latents[1:]:
-                check_finite(call.inputs[name])
+            self.bridge.check_latents([call.inputs[name] for name in call.latents])
         by_overlay: dict[Overlay | None, list[int]] = {}
         for i, call in enumerate(calls):
             by_overlay.setdefault(call.changes.overlay, []).append(i)

@@ -119,7 +119,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         """
         self.throw_exception_if_invalid()
         tile, fallback = as_int(tile, "tile"), as_int(fallback, "the tile size")
-        check_latent(latent, self.latent_channels)
+        check_latent(latent, self.latent_channels, "this VAE")
         if latent.ndim != self.latent_dim + 2:
             latent = latent.unsqueeze(2) if self.latent_dim == 3 else latent[:, :, 0]
         message = Decode(model=self.handle.spec, tile=tile, dtype=self._dtype)

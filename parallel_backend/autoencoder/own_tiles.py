@@ -133,10 +133,10 @@ class OwnTiles:
 
 
 def _ready(cut: Tensor, like: Tensor) -> Tensor:
-    """Return values in memory from which a GPU copies them into one like ``like`` while the host goes on."""
+    """Return values in memory from which a GPU, if ``like`` is on one, copies them while the host goes on."""
     if not like.is_cuda or cut.is_cuda:
         return cut
-    return torch.empty_like(like, device="cpu", pin_memory=torch.cuda.is_available()).copy_(cut)
+    return torch.empty(cut.shape, dtype=cut.dtype, pin_memory=torch.cuda.is_available()).copy_(cut)
 
 
 class _Joined:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from operator import getitem
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from ..distributed.mesh import RankMesh
 from ..distributed.trials import Trials
 from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common_tokens
+from ..interfaces.run_cache import RunCache
 from ..interfaces.state import State
 from ..strategies.batch import BatchSplit
 from ..strategies.token_split import TokenSplit
@@ -35,6 +37,8 @@ class Denoiser:
     Attributes:
         branches: those that this rank computes.
         samples: those of each branch that this rank computes.
+        predicted: names of the streams whose tokens are predicted.
+        cache: what has been computed for all steps.
     """
 
     def __init__(
@@ -51,7 +55,8 @@ class Denoiser:
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
         self.samples = {i: BatchSplit.samples(mesh, plan.samples[i], self.place) for i in range(plan.branches)}
         self._common = common_tokens(plan.extents)
-        self.predicted = plan.extents[0].predicted
+        self.predicted, self.cache = plan.extents[0].predicted, RunCache()
+        self._changing = {*plan.latents[0], TIMESTEP}
         self._batches: list[list[int]] | None = None
         self.boundary = stage_boundary.StageBoundary(mesh.axes["pipe"], mesh.pipe_links or ())
         weights = [1.0] * mesh.sequence.size
@@ -63,6 +68,23 @@ class Denoiser:
         self.full_view = FullView(mesh, self._splits, trials)
         self._routes: dict[tuple[int, int], list[Route]] = {}
         self._routed = ""
+
+    def own(self, branch: int, inputs: Inputs) -> Inputs:
+        """Cut a branch's inputs to this rank's samples. What no step changes is the same object in all steps."""
+        samples = self.samples[branch]
+        if samples.stop - samples.start == self.plan.samples[branch]:
+            return inputs
+        return {name: self._cut(name, tensor, samples) for name, tensor in inputs.items()}
+
+    def joined(self, inputs: Sequence[Inputs]) -> Inputs:
+        """Join the inputs of branches to one batch. What no step changes is the same object in all steps."""
+        if len(inputs) == 1:
+            return inputs[0]
+        return {name: self._joined(name, [each[name] for each in inputs]) for name in inputs[0]}
+
+    def embed(self, family: Family, inputs: Inputs) -> State:
+        """The whole state before block 0."""
+        return family.embed_in(self.cache, inputs)
 
     def load(self, branches: Mapping[int, Inputs]) -> None:
         """Load the weights that ``shards`` needs for these inputs, now instead of lazily."""
@@ -84,7 +106,7 @@ class Denoiser:
         predicted: dict[int, Tensor] = {}
         if self.boundary.axis.size > 1:
             predicted = {
-                i: concat([self._predict(row, i, view, j) for j, row in enumerate(rows(inputs))])
+                i: concat([self._predict(row, i, view, j) for j, row in enumerate(self._rows(inputs))])
                 for i, inputs in branches.items()
             }
             self.boundary.finish()
@@ -92,7 +114,7 @@ class Denoiser:
         if self._batches is None:  # equal in all calls; comparing positions makes the host wait for a GPU
             self._batches = alike(branches, self.plan.variants)
         for group in self._batches:
-            batch = {name: concat([branches[i][name] for i in group]) for name in branches[group[0]]}
+            batch = self.joined([branches[i] for i in group])
             sizes = [branches[i][LATENT].shape[0] for i in group]
             predicted.update(zip(group, torch.split(self._predict(batch, group[0], view), sizes), strict=True))
         return {i: predicted[i] for i in branches}
@@ -144,7 +166,7 @@ class Denoiser:
             return self._empty().view(0, tokens, extent.values)
         self.on_forward()
         family = self._family(branch, inputs)
-        state = family.embed(inputs)
+        state = self.embed(family, inputs)
         lengths = {name: tokens.shape[1] for name, tokens in state.streams.items()}
         assert lengths == dict(extent.streams), f"embed made streams of {lengths}, but {extent.streams} were planned"
         state = replace(split.shard(state), skipped=self.plan.skipped[branch])
@@ -157,6 +179,23 @@ class Denoiser:
             return family.head(split.shard_whole(state))
         self.boundary.send(state.streams)
         return self._empty().view(len(inputs[LATENT]), 0, extent.values)
+
+    def _rows(self, inputs: Inputs) -> list[Inputs]:
+        """The inputs of each sample by itself; the inputs as they are if there is no sample."""
+        batch = len(inputs[LATENT])
+        if batch < 2:
+            return [inputs]
+        return [
+            {name: self._cut(name, tensor, slice(i, i + 1)) for name, tensor in inputs.items()} for i in range(batch)
+        ]
+
+    def _cut(self, name: str, tensor: Tensor, samples: slice) -> Tensor:
+        if name in self._changing:
+            return tensor[samples]
+        return self.cache.get((samples.start, samples.stop), (tensor,), partial(getitem, tensor, samples))
+
+    def _joined(self, name: str, parts: Sequence[Tensor]) -> Tensor:
+        return concat(parts) if name in self._changing else self.cache.get("batch", parts, partial(concat, parts))
 
     def _routes_of(self, view: FullView, family: Family, row: tuple[int, int], state: State) -> list[Route]:
         """Where the attention of a row, or of all rows of a branch, goes. With all tokens in view it stays the same."""
@@ -204,14 +243,6 @@ class Denoiser:
                 rows.setdefault(self.plan.layout.coordinates(rank)["data"], []).append(shard)
         tokens = concat([self._splits[branch].joined(shards, self.predicted) for _, shards in sorted(rows.items())])
         return self.experts.current.prediction(tokens, self.plan.sizes(branch))
-
-
-def rows(inputs: Inputs) -> list[dict[str, Tensor]]:
-    """The inputs of each sample by itself; the inputs as they are if there is no sample."""
-    batch = len(inputs[LATENT])
-    if batch < 2:
-        return [dict(inputs)]
-    return [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in range(batch)]
 
 
 def alike(branches: Mapping[int, Inputs], variants: Sequence[Hashable]) -> list[list[int]]:

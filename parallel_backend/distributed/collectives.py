@@ -203,7 +203,8 @@ def start_all_to_all(
 def scatter(parts: Sequence[Tensor], local: Tensor, axis: Axis) -> Tensor:
     """Send ``parts[i]`` from the axis's first rank to rank ``i``, into that rank's ``local``, and return it.
 
-    ``parts`` is read on the first rank only, which moves the other ranks' parts to its device one at a time.
+    ``parts`` is read on the first rank only, which moves the other ranks' parts to its device one at a time. Its GPU
+    copies what is in pinned memory while the host goes on, so nothing may change such parts afterwards.
     """
     if axis.index:
         wait_all(receive(local, axis, 0))

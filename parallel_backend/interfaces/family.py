@@ -5,17 +5,20 @@ adapter with the stock ``forward``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..progress import PROGRESS
 from .geometry import LATENT, Extent, Geometry, Shape, Shapes
+from .run_cache import RunCache
 from .state import State
 from .tensor_cuts import Cuts
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +113,7 @@ class Family(ABC):
         run: runs all blocks but those that the state skips. Weight sharding wraps it.
         shared: modules inside blocks whose weights ``embed`` or ``head`` need too.
         changes: what changes the module's weights now, such as LoRAs. Equal values stand for equal weights.
+        cache: what the current run has computed in ``once``.
     """
 
     defaults: ClassVar[Mapping[str, Any]]
@@ -128,7 +132,8 @@ class Family(ABC):
     attentions: Sequence[AttentionSite]
     run: Callable[[State], State]
     shared: Sequence[nn.Module] = ()
-    changes: Any = ()
+    changes: Hashable = ()
+    cache: RunCache
 
     def __init__(self, module: Any) -> None:
         """Wrap ``module``, an instance of the family's diffusers class."""
@@ -136,7 +141,7 @@ class Family(ABC):
         self.config = self.complete(module.config)
         self.geometry = self._describe(self.config)
         self.blocks, self.attentions = self.blocks_and_sites()
-        self.run = self._run_blocks
+        self.run, self.cache = self._run_blocks, RunCache()
         self._first_block = 0
 
     def keep_blocks(self, local_blocks: slice) -> None:
@@ -237,6 +242,27 @@ class Family(ABC):
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """Turn a branch's inputs into the state before block 0. Every rank computes all of it."""
 
+    def embed_in(self, cache: RunCache, inputs: Mapping[str, Tensor]) -> State:
+        """Return what ``embed`` returns, with what a run has computed already."""
+        own, self.cache = self.cache, cache
+        try:
+            return self.embed(inputs)
+        finally:
+            self.cache = own
+
+    def once(self, name: str, given: Sequence[Tensor | None], compute: Callable[[], T]) -> T:
+        """Return what depends on no latent and no timestep, which a run computes once for each prompt.
+
+        For ``embed``: what layers make of text, or the keys and values of tokens that attend to nothing that a step
+        changes, such as a prefix or a pose, as any structure of tensors. Each rank may keep its share alone.
+
+        Args:
+            name: what it is.
+            given: all inputs that it depends on, as they came. None stands for one that is not there.
+            compute: all ranks run it in the same step, so it may run layers whose weights are cut.
+        """
+        return self.cache.get((name, self.changes), (self.module, *given), compute)
+
     @abstractmethod
     def head(self, state: State) -> Tensor:
         """Return the prediction of the image tokens, ``[B, S, values]``, token by token: a shard is enough.
@@ -260,6 +286,8 @@ class Family(ABC):
 
     def followed(self, inputs: Mapping[str, Tensor], shapes: Sequence[Shape]) -> tuple[Tensor, Tensor] | None:
         """Return what a sampler follows where that is not the prediction: factors of prediction and input.
+
+        Families of one latent are not asked.
 
         Two tensors ``[B, values]`` for packed latents: the sampler follows the first times the prediction plus the
         second times the model's input. None for the prediction as it is.

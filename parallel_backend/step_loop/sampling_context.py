@@ -47,9 +47,7 @@ class SamplingContext:
         self.start = Start(step=message.first_step, history=tuple(local.pop(name) for name in history))
         self._sampler = RequestSampler(message, self.sigmas, denoiser.plan.whole_latent)
         self.inpainting = Inpainting(prediction=PREDICTIONS[message.prediction], inpainting=local)
-        self.conditioning = {
-            i: {name: tensor[self.samples] for name, tensor in branches[i].items()} for i in denoiser.branches
-        }
+        self.conditioning = {i: denoiser.own(i, branches[i]) for i in denoiser.branches}
 
     def load(self) -> None:
         """Load the weights of the first step, now instead of lazily. A rank without samples loads none."""
@@ -104,13 +102,20 @@ class SamplingContext:
             part: flat indices into a sample if ``x`` and ``out`` are ``[B, indices]``, and the inpainting of these.
         """
         inpainting, elements = part or (self.inpainting, None)
-        inputs = next(iter(self.inputs(self.x, sigma).values()))
-        factors = self.denoiser.experts.current.followed(inputs, self.denoiser.plan.shapes())
+        factors = self._followed(sigma)
         if factors is not None:
             of_out, of_input = (each if elements is None else each[:, elements] for each in factors)
             model_input = inpainting.model_input(x, sigma)
             out = of_out.view(-1, *out.shape[1:]) * out + of_input.view(-1, *out.shape[1:]) * model_input
         return inpainting.x0(x, sigma, out)
+
+    def _followed(self, sigma: Tensor) -> tuple[Tensor, Tensor] | None:
+        """See ``Family.followed``."""
+        shapes = self.denoiser.plan.shapes()
+        if len(shapes) == 1:
+            return None
+        inputs = next(iter(self.inputs(self.x, sigma).values()))
+        return self.denoiser.experts.current.followed(inputs, shapes)
 
     def gather(self, local: Tensor) -> dict[str, Tensor]:
         """``samples`` of all data groups on rank 0; empty on other ranks. The first rank of each group sends."""

@@ -9,7 +9,6 @@ from torch import Tensor
 from ..attention.routing import Route, routed
 from ..denoiser import stage_boundary
 from ..denoiser.attention_views import CachedView, FullView
-from ..distributed.collectives import concat
 from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE
 from ..interfaces.state import State
@@ -114,16 +113,16 @@ class Stage:
         self._cached_view = CachedView(self.mesh, self._splits)
         self._routes: dict[tuple[Group, Unit, bool], list[Route]] = {}
 
-    def _inputs(self, task: Task, latent: Tensor) -> dict[str, Tensor]:
+    def _inputs(self, task: Task, latent: Tensor) -> Mapping[str, Tensor]:
         branches = self.setting.inputs(latent, task.call.sigma)
-        first = branches[task.group[0]]
-        return {name: concat([branches[i][name] for i in task.group]) for name in first}
+        return self.denoiser.joined([branches[i] for i in task.group])
 
     def _state(self, task: Task, latent: Tensor) -> State:
         """The whole state before block 0, computed once a call, when only the first patch of the latent is new."""
         known = self._states.get(task.group)
         if known is None or known[0] != task.index:
-            known = self._states[task.group] = (task.index, self.family(task).embed(self._inputs(task, latent)))
+            state = self.denoiser.embed(self.family(task), self._inputs(task, latent))
+            known = self._states[task.group] = (task.index, state)
         return known[1]
 
     def _routes_of(self, task: Task, family: Family, state: State) -> list[Route]:

@@ -14,7 +14,6 @@ from ...interfaces.geometry import IMAGE, LATENT, TEXT, TIMESTEP, AttentionKind,
 from ...interfaces.state import State
 from ...interfaces.tensor_cuts import ColumnParallel, Cuts, HeadCounts, RowParallel, attention_cuts
 from ..shared import joint_attention
-from ..shared.kept_text import KeptText
 from ..shared.patchify import check_mask, check_reference, to_latent, to_tokens
 from ..shared.streams import TEXT_MASK, at_least_one
 
@@ -98,10 +97,6 @@ class Krea2(Family):
         image = math.prod(geometry.grid(shapes[LATENT][2:])) + references
         return Extent(streams={TEXT: text, IMAGE: image}, values=config["in_channels"])
 
-    def __init__(self, module: Any) -> None:
-        super().__init__(module)
-        self._kept_text = KeptText()
-
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
         layers = self.module.transformer_blocks
         repeats = self.config["num_attention_heads"] // _key_heads(self.config)
@@ -141,7 +136,7 @@ class Krea2(Family):
             out: Tensor = self.module.txt_in(self.module.text_fusion(text.to(self.dtype), attention_mask=keys))
             return out
 
-        return self._kept_text.get((text, mask), self.changes, compute)
+        return self.once(TEXT, (text, mask), compute)
 
     def head(self, state: State) -> Tensor:
         prediction: Tensor = self.module.final_layer(state.streams[IMAGE], state.context["temb"])

@@ -16,7 +16,6 @@ from ...interfaces.state import State
 from ...interfaces.tensor_cuts import ColumnParallel, Cuts, RowParallel, attention_cuts
 from ...protocol.packing import pack
 from ..shared import joint_attention
-from ..shared.kept_text import KeptText
 from ..shared.patchify import to_latent, to_tokens
 from ..shared.streams import at_least_one
 from . import rows, times
@@ -95,10 +94,6 @@ class MiniMaxH3(Family):
     @staticmethod
     def _embedding_sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
         return {rows.TEXT_LABELS: rows.TAGS}
-
-    def __init__(self, module: Any) -> None:
-        super().__init__(module)
-        self._kept_text = KeptText()
 
     def blocks_and_sites(self) -> tuple[list[Block], list[AttentionSite]]:
         layers = self.module.transformer_blocks
@@ -218,7 +213,7 @@ class MiniMaxH3(Family):
         if text.shape[2] == self.config["hidden_size"]:
             return text.to(self.dtype)
         embedder, refiner = self.module.context_embedder, self.module.token_refiner
-        return self._kept_text.get((text,), self.changes, lambda: refiner(embedder(text.to(self.dtype))))
+        return self.once(TEXT, (text,), lambda: refiner(embedder(text.to(self.dtype))))
 
     @staticmethod
     def variants() -> dict[str, Variant]:
