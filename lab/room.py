@@ -119,7 +119,9 @@ FILES: Mapping[str, File] = {
 def write(path: Path, file: File) -> None:
     """Write a file's header, its scales, and a hole for its other numbers."""
     module = partial.empty(module_class_of(file.model.class_name), _complete(file.model), torch.bfloat16)
-    tensors, layers, end = {}, {}, 0
+    tensors: dict[str, dict[str, Any]] = {}
+    layers: dict[str, Any] = {}
+    end = 0
     for name, dtype, shape in _stored(file, module, layers):
         nbytes = prod(shape) * _BYTES[dtype]
         tensors[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + nbytes]}

@@ -56,6 +56,14 @@ MODELS: Mapping[str, Published] = {
         },
         size=(16, 64, 64), text=120, what="16 frames of 512 x 512",
     ),
+    "minimax_h3": Published(
+        class_name="MiniMaxH3Transformer3DModel", size=(37, 48, 84), text=512,
+        what="124 frames of 1344 x 768, without its 414 times of sound",
+    ),
+    "ltx2": Published(
+        class_name="LTX2VideoTransformer3DModel", size=(16, 22, 40), text=1024, variant="2",
+        what="121 frames of 1280 x 704, without most of its sound",
+    ),
 }  # fmt: skip
 
 
