@@ -47,6 +47,7 @@ COMMANDS = {
     "bench host": Command("bench.host", "measure what the host does for a layer and a step beside the model"),
     "bench projections": Command("bench.projections.command", "time ways to exchange tokens for heads"),
     "bench sent": Command("bench.sent", "compute the bytes that a rank sends in a step of published models"),
+    "bench text": Command("bench.text_layers", "measure what layers for the prompt take beside a step"),
     "bench prompt": Command("bench.whole_prompt.command", "time a whole prompt in ComfyUI, and where its time goes"),
     "soak": Command("soak.command", "make random prompts and faults, and tell what came of them"),
     "verify": Command("verify.command", "compare families, layouts, step loops and VAEs with diffusers' own"),

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from operator import getitem
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -192,10 +191,10 @@ class Denoiser:
     def _cut(self, name: str, tensor: Tensor, samples: slice) -> Tensor:
         if name in self._changing:
             return tensor[samples]
-        return self.cache.get((samples.start, samples.stop), (tensor,), partial(getitem, tensor, samples))
+        return self.cache.get((samples.start, samples.stop), (tensor,), lambda: tensor[samples])
 
     def _joined(self, name: str, parts: Sequence[Tensor]) -> Tensor:
-        return concat(parts) if name in self._changing else self.cache.get("batch", parts, partial(concat, parts))
+        return concat(parts) if name in self._changing else self.cache.get("batch", parts, lambda: concat(parts))
 
     def _routes_of(self, view: FullView, family: Family, row: tuple[int, int], state: State) -> list[Route]:
         """Where the attention of a row, or of all rows of a branch, goes. With all tokens in view it stays the same."""

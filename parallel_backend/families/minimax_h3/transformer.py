@@ -213,7 +213,8 @@ class MiniMaxH3(Family):
         if text.shape[2] == self.config["hidden_size"]:
             return text.to(self.dtype)
         embedder, refiner = self.module.context_embedder, self.module.token_refiner
-        return self.once(TEXT, (text,), lambda: refiner(embedder(text.to(self.dtype))))
+        refined: Tensor = self.once(TEXT, (text,), lambda: refiner(embedder(text.to(self.dtype))))
+        return refined
 
     @staticmethod
     def variants() -> dict[str, Variant]:
