@@ -7,7 +7,6 @@ weights and attention keep their proportion, and so do the layers and the step.
 """
 
 import argparse
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -97,7 +96,7 @@ def _ltx2_widths(config: Mapping[str, Any]) -> tuple[int, int]:
 def _run_connectors(layers: nn.Module, text: Tensor) -> None:
     """Run both on texts of their widths, of which ``text`` has the features of both."""
     assert isinstance(layers, nn.ModuleList)
-    widths = [layer.inner_dim for layer in layers]
+    widths = [int(layer.inner_dim) for layer in layers]  # type: ignore[arg-type]
     texts = text.split(widths, dim=2) if text.shape[2] == sum(widths) else [text] * len(widths)
     for layer, each in zip(layers, texts, strict=True):
         layer(each)
@@ -177,7 +176,7 @@ class TextLayers:
         return (
             f"{self.model}, {MODELS[self.model].what}: the prompt's layers take {share:.2f} % of a forward, so of "
             f"{STEPS} forwards {share / STEPS:.3f} % if they run once, and {share:.2f} % if they run in each; weights "
-            f"{self.weights / 1e9:.2f} GB; a prompt has {before / 1e6:.1f} MB before them and {after / 1e6:.1f} MB after"
+            f"{self.weights / 1e9:.2f} GB; a prompt {before / 1e6:.1f} MB before and {after / 1e6:.1f} MB after them"
         )
 
 
@@ -225,7 +224,7 @@ def _features(model: Published, config: Mapping[str, Any]) -> tuple[int, int]:
 def _transformer(model: Published, config: Mapping[str, Any]) -> tuple[Family, dict[str, Tensor]]:
     known = {name: value for name, value in config.items() if name != "connector_heads"}
     chosen, class_of_family = variant(model.class_name, model.variant), family_of(model.class_name)
-    side = math.cbrt(PART)
+    side = PART ** (1 / 3)
     frames, *sides = model.size
     size = [max(1, round(frames / side)), *(2 * max(1, round(each / side / 2)) for each in sides)]
     shapes = input_shapes(class_of_family, known, chosen.inputs, batch=1, size=size, text=model.after // PART)

@@ -136,7 +136,8 @@ def _ready(cut: Tensor, like: Tensor) -> Tensor:
     """Return values in memory from which a GPU, if ``like`` is on one, copies them while the host goes on."""
     if not like.is_cuda or cut.is_cuda:
         return cut
-    return torch.empty(cut.shape, dtype=cut.dtype, pin_memory=torch.cuda.is_available()).copy_(cut)
+    pinned = like.new_empty(cut.shape, dtype=cut.dtype, device="cpu", pin_memory=torch.cuda.is_available())
+    return pinned.copy_(cut)
 
 
 class _Joined:

@@ -115,7 +115,7 @@ class TokenSplit:
 
     def shard_whole(self, state: State) -> State:
         """Return the state after the blocks with only this rank's share of the streams that are whole inside them."""
-        return self._cut(state, self.whole)
+        return self._cut(state, self.whole) if self.whole else state
 
     def _cut(self, state: State, names: Collection[str]) -> State:
         local = {name: self.streams[name].of(self.axis.index) for name in names}

@@ -61,7 +61,8 @@ CONVERTERS = tuple(
 )
 """diffusers' converters of the families."""
 USES = (
-    Use("diffusers.loaders.single_file_utils", "parallel_backend/families/architecture.py"),
+    Use("diffusers.loaders.single_file_utils",
+        "parallel_backend/families/architecture.py parallel_backend/families/minimax_h3/files.py"),
     *CONVERTERS,
     Use("diffusers.configuration_utils.register_to_config", f"{MINIMAX_H3} {OPEN_SORA1} {OPEN_SORA2} {OPEN_SORA_VAE}",
         "init"),
