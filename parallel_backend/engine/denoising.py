@@ -122,9 +122,9 @@ class Denoising:
         assert isinstance(message, Forward)
         if denoiser is None:
             return {}
-        shared = self._shared(denoiser.mesh)
+        shared, samples = self._shared(denoiser.mesh), denoiser.samples
         local = {
-            i: denoiser.own(i, {argument: shared[name] for argument, name in self._names[i].items()})
+            i: {argument: shared[name][samples[i]] for argument, name in self._names[i].items()}
             for i in denoiser.branches
         }
         denoiser.load(local)

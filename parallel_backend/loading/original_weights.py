@@ -31,11 +31,7 @@ def read_original(
         parts.setdefault(rows.source, []).append((parameter, rows))
     for name in names:
         if name not in parts:
-            beside = source.beside(name)  # of a layer that runs in ComfyUI's process
-            if beside is None:
-                raise InvalidRequest(f"{checkpoint.name} has no weight {name} that can be changed")
-            yield beside.reshape(shapes[name])
-            continue
+            raise InvalidRequest(f"{checkpoint.name} has no weight {name} that can be changed")
         in_rows = shapes[name] if architecture is None else architecture.shape(name, tuple(shapes[name]))
         yield _joined(source, parts[name], in_rows).reshape(shapes[name])
 
