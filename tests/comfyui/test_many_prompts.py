@@ -15,7 +15,7 @@ from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from lab.bench.model_file import TEXT, write_wan
-from lab.soak.ledger import processes_of
+from lab.soak.ledger import NOISE, processes_of
 from parallel_backend.engine import kept_tensors
 from parallel_backend.processes import resident_memory
 from scripts.comfy_api import ComfyClient, File, Prompt
@@ -26,8 +26,6 @@ CLOSE, FAR = 1e-4, 1e-2
 EVERYDAY, MANY, TEXTS = 16, 200, 500
 LONG_TEXT = 400
 TEXT_BYTES = 4 * LONG_TEXT * TEXT
-NOISE = 100_000_000
-"""Bytes by which a process may grow. One copy of each text would be several times as much."""
 CACHES = {
     "default": (),
     "ram": ("--cache-ram", "100000"),  # more than there is, so that it always makes room
@@ -183,7 +181,7 @@ def memory(server: ComfyServer) -> dict[int, int]:
 @pytest.mark.timeout(7200)
 def test_nothing_grows_while_texts_change(new_server: Callable[..., ComfyServer]) -> None:
     full = kept_tensors.MAX_BYTES // TEXT_BYTES + 20  # from here on, each rank drops a text for each new one
-    assert (TEXTS - full) * TEXT_BYTES > 10 * NOISE
+    assert (TEXTS - full) * TEXT_BYTES > 10 * NOISE, "too few prompts to show a text that stays"
     # Freed tensors go back to the system at once, so that memory shows what is kept and not the gaps between it.
     server = new_server(prepare=write_files, env={"MALLOC_MMAP_THRESHOLD_": "1000000"})
     before: dict[int, int] = {}
