@@ -124,7 +124,7 @@ def transformer_factor(class_name: str, dtype: torch.dtype = torch.bfloat16) -> 
             tokens = sum(stream.shape[0] * stream.shape[1] for stream in state.streams.values())
             lengths = {name: stream.shape[1] for name, stream in state.streams.items()}
             view = FullView(mesh, [TokenSplit.weighted(lengths, mesh.sequence, [1.0])])
-            with routed(view.routes(part, 0, {}, KERNELS["sdpa"])):
+            with routed(view.routes(part, 0, state, KERNELS["sdpa"])):
                 state = part.run(state)
             part.head(state)
     peak: int = counted.peak
@@ -149,13 +149,15 @@ def _vae_peak(kind: Kind, frames: int, *, encode: bool) -> tuple[float, int]:
         config = dict(module.config)
         vae = VAES[kind.class_name](config)
         vae.prepare(module)
-        size, times = _ROWS * vae.scale.spatial, vae.pixel_frames(frames) if vae.scale.video else 1
+        # Of a VAE that works in tiles of its own, the peak is that of a tile.
+        rows = min(_ROWS, vae.own_tile // vae.scale.spatial or _ROWS)
+        size, times = rows * vae.scale.spatial, vae.pixel_frames(frames) if vae.scale.video else 1
         with PeakBytes() as counted:
             if encode:
                 pixels = torch.empty(1, 3, *([times] if vae.scale.video else []), size, size)
                 vae.encode(module, pixels, lambda: None)
             else:
-                latent = torch.empty(1, vae.scale.channels, *([frames] if vae.scale.video else []), _ROWS, _ROWS)
+                latent = torch.empty(1, vae.scale.channels, *([frames] if vae.scale.video else []), rows, rows)
                 vae.decode(module, latent, lambda frames: None, lambda: None)
     return counted.peak / (size * size * first_width(config)), times
 

@@ -1,6 +1,7 @@
 """The node that replaces *Load Checkpoint*."""
 
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,7 @@ def open_vae(path: Path, devices: str, node_id: str, keeps: object = None) -> Ha
             f"{checkpoint.name} holds no VAE (its parts: {', '.join(checkpoint.components)}): choose a file with one"
         )
     vae_of(checkpoint)
+    _check_core_has(checkpoint)
     resolved = parse_devices(devices)
     spec = ModelSpec(
         path=str(checkpoint.path),
@@ -125,6 +127,23 @@ def open_vae(path: Path, devices: str, node_id: str, keeps: object = None) -> Ha
         content=content_for(checkpoint, resolved),
     )
     return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id, keeps=keeps)
+
+
+_NEWER = {"AutoencoderKLMiniMaxH3": ("comfy.ldm.minimax", "MiniMax-H3", "0.30.0")}
+"""VAEs that older versions of ComfyUI lack: its package, the model, and the version that has it first."""
+
+
+def _check_core_has(checkpoint: Checkpoint) -> None:
+    """Refuse a VAE that this version of ComfyUI does not have.
+
+    Raises:
+        InvalidRequest: names the version that does.
+    """
+    package, model, version = _NEWER.get(checkpoint.components["vae"], ("comfy.sd", "", ""))
+    if find_spec(package) is None:
+        raise InvalidRequest(
+            f"{checkpoint.name}: this version of ComfyUI has no {model}; ComfyUI {version} and newer have it"
+        )
 
 
 def _model_dtype(checkpoint: Checkpoint, devices: Devices) -> DType:

@@ -8,14 +8,13 @@ import comfy.sample
 import comfy.samplers
 import comfy.utils
 from comfy_api.latest import io
-from torch import Tensor
 from typing_extensions import override
 
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from .backend.connection import show_on_node
 from .bridges.given_numbers import as_float, as_int
-from .bridges.refusals import check_latent, check_model_options
+from .bridges.refusals import check_model_options
 from .picture_metadata import label_saved_images
 from .remote.backend_sampler import BackendSampler
 from .remote.loop_choice import SAMPLER_NAMES, check_layout, reason_for_comfyui
@@ -41,11 +40,11 @@ def check_model(model: Any) -> None:
     check_model_options(model.model_options)
 
 
-def _checked_samples(model: Any, latent_image: dict[str, Any]) -> Tensor:
-    """Return a latent's samples in the model's shape, after checking them."""
+def _checked_samples(model: Any, latent_image: dict[str, Any]) -> Any:
+    """Return a latent's samples in the model's shape, after checking them. They may be nested."""
     resized = comfy.sample.fix_empty_latent_channels
-    latent: Tensor = resized(model, latent_image["samples"], **_downscale_ratios(latent_image))
-    check_latent(latent, model.model.latent_format.latent_channels)
+    latent: Any = resized(model, latent_image["samples"], **_downscale_ratios(latent_image))
+    model.target.bridge.check_latents(latent.unbind() if latent.is_nested else [latent])
     return latent
 
 
@@ -157,11 +156,12 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
         cfg, denoise = as_float(cfg, "cfg"), as_float(denoise, "denoise")
         latent = _checked_samples(model, latent_image)
         layout = model.target.handle.spec.layout
-        reason = reason_for_comfyui(model, sampler_name, positive=positive, negative=negative)
+        masked = latent_image.get("noise_mask") is not None
+        reason = reason_for_comfyui(model, sampler_name, masked=masked, positive=positive, negative=negative)
         check_layout(layout, reason)
         shown = _show_loop(cls.hidden, reason)
         schedule = comfy.samplers.KSampler(model, steps, model.load_device, sampler_name, scheduler, denoise)
-        callback, previews = prepare_callback(model, steps)
+        callback, previews = prepare_callback(model, steps, latent)
         backend_sampler = BackendSampler(sampler_name, cfg=cfg, previews=previews)
         samples = comfy.sample.sample_custom(
             model,

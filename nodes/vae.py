@@ -146,8 +146,10 @@ class ParallelVAEDecode(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     @override
     def execute(cls, samples: dict[str, Any], vae: Any, tile: int = 0) -> io.NodeOutput:
-        """Decode on the ranks."""
-        latent: torch.Tensor = samples["samples"]
+        """Decode on the ranks; of a latent with several streams, the first one, as VAEDecode does."""
+        latent = samples["samples"]
+        # Of video with sound, VAEDecode takes the video.
+        latent = latent.unbind()[0] if latent.is_nested else latent
         remote = _remote_vae(vae, "Parallel VAE Decode", "VAEDecode")
         pixels = remote.decode_with(latent, progress_bar(), tile)
         _label_tiles(cls.hidden, remote.used_tile, pixels.shape[-3:-1])

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from .errors import BrokenPackage
+from .errors import BrokenPackage, InvalidRequest
 
 HIDDEN = (
     "accelerate", "aiter", "apex", "bitsandbytes", "flash_attn", "flash_attn_3", "flash_attn_interface", "flashinfer",
@@ -154,6 +154,27 @@ def version_of(package: str) -> str | None:
         return importlib.metadata.version(_distribution(package))
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def check_diffusers(class_name: str, since: str) -> None:
+    """Refuse a module class for which the installed diffusers is too old.
+
+    Args:
+        class_name: of the module.
+        since: the first version that has its layers; "" for one that ``requirements.txt`` allows.
+
+    Raises:
+        InvalidRequest: both versions are in the message, and the command that mends it.
+    """
+    installed = version_of("diffusers") if since else None
+    if installed is None or _release(installed) >= _release(since):
+        return
+    command = shlex.join([sys.executable, "-m", "pip", "install", "--upgrade", f"diffusers>={since}"])
+    raise InvalidRequest(f"{class_name} needs diffusers {since}, and {installed} is installed: run {command}")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def requirements() -> dict[str, str]:

@@ -30,6 +30,9 @@ NOT_NEEDED = re.compile(r"(torch|torchvision|torchaudio|comfyui-[a-z-]+)\b(?!-)"
 without the packages of the web page. torchaudio, which only audio nodes need, is not built for every torch.
 """
 
+TEMPLATES = "0.1.123"
+"""The version of ComfyUI's official templates that the tests run, of ``comfyui-workflow-templates`` 0.11.97."""
+
 
 def pip(*arguments: str) -> None:
     """Run ``pip install`` with some arguments.
@@ -130,6 +133,18 @@ def install_frontend(comfyui: Path) -> None:
         pip("--no-deps", "--target", str(folder.parent.parent), package)
 
 
+def templates_folder() -> Path:
+    """The folder of ComfyUI's official templates, which ``install_templates`` creates."""
+    return Path(sys.prefix) / "templates" / TEMPLATES / "comfyui_workflow_templates_json" / "templates"
+
+
+def install_templates() -> None:
+    """Install ComfyUI's official templates outside of the environment's packages, without their pictures."""
+    folder = templates_folder()
+    if not folder.is_dir():
+        pip("--no-deps", "--target", str(folder.parent.parent), f"comfyui-workflow-templates-json=={TEMPLATES}")
+
+
 def clone_comfyui() -> Path | None:
     """Clone ComfyUI into the cache folder. If that fails, print the reason and return None."""
     target = comfy_paths.cache_folder()
@@ -164,6 +179,8 @@ def install(comfyuis: list[Path], *, dev: bool, lowest: bool) -> None:
         install_own_packages(path, newest or path)
         if dev and not lowest:
             install_frontend(path)
+    if dev and comfyuis and not lowest:
+        install_templates()
 
 
 def stamp(comfyuis: list[Path], *, dev: bool) -> str:

@@ -49,14 +49,16 @@ def graph(name: str) -> dict[str, Any]:
 def declared_inputs(info: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
     """The inputs of a node class in order, as name: (type, options).
 
-    A list of choices has the type ``COMBO``, and so has one whose choices bring inputs along.
+    A list of choices has the type ``COMBO``, and so has one whose choices bring inputs along. An input that takes
+    several types has that of its widget.
     """
     entries = {**info["input"].get("required", {}), **info["input"].get("optional", {})}
+    options = {name: entry[1] if len(entry) > 1 else {} for name, entry in entries.items()}
     kinds = {
         name: "COMBO" if isinstance(entry[0], list) or entry[0] == "COMFY_DYNAMICCOMBO_V3" else entry[0]
         for name, entry in entries.items()
     }
-    return {name: (kinds[name], entry[1] if len(entry) > 1 else {}) for name, entry in entries.items()}
+    return {name: (options[name].get("widgetType") or kind, options[name]) for name, kind in kinds.items()}
 
 
 def is_widget(kind: str, options: dict[str, Any]) -> bool:

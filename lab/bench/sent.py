@@ -31,6 +31,7 @@ class Published:
         size: of the latent.
         text: text tokens.
         what: the size as its authors say it.
+        variant: the family's variant whose inputs a request has; by default the first.
     """
 
     class_name: str
@@ -38,6 +39,7 @@ class Published:
     size: tuple[int, ...]
     text: int
     what: str
+    variant: str = ""
 
 
 MODELS: Mapping[str, Published] = {
@@ -53,6 +55,14 @@ MODELS: Mapping[str, Published] = {
             "norm_type": "ada_norm_single", "norm_elementwise_affine": False, "attention_bias": True,
         },
         size=(16, 64, 64), text=120, what="16 frames of 512 x 512",
+    ),
+    "minimax_h3": Published(
+        class_name="MiniMaxH3Transformer3DModel", size=(37, 48, 84), text=512,
+        what="124 frames of 1344 x 768, without its 414 times of sound",
+    ),
+    "ltx2": Published(
+        class_name="LTX2VideoTransformer3DModel", size=(16, 22, 40), text=1024, variant="2",
+        what="121 frames of 1280 x 704, without most of its sound",
     ),
 }  # fmt: skip
 
@@ -99,20 +109,21 @@ def run(options: argparse.Namespace) -> int:
 
 def _sent(name: str, layouts: list[ParallelLayout]) -> Iterator[tuple[str, int]]:
     for layout in layouts:
-        plan = _plan(MODELS[name], layout)
+        plan = plan_of(MODELS[name], layout)
         workload = plan.workload(ITEMSIZE)
         if not is_refused(layout, workload):
             by_rank = [sum(each.bytes_sent(layout, workload, i) for each in STRATEGIES) for i in range(layout.ranks)]
             yield str(layout), max(by_rank)
 
 
-def _plan(model: Published, layout: ParallelLayout) -> DenoisingPlan:
+def plan_of(model: Published, layout: ParallelLayout) -> DenoisingPlan:
     """Return the plan of a forward."""
     family = family_of(model.class_name)
     config = family.complete(model.config)
-    inputs = next(iter(family.variants().values())).inputs
+    variants = family.variants()
+    inputs = variants[model.variant or next(iter(variants))].inputs
     shapes = input_shapes(family, config, inputs, batch=1, size=model.size, text=model.text)
     return DenoisingPlan(
-        layout=layout, geometry=family.describe(config), latents=(shapes[LATENT],),
+        layout=layout, geometry=family.describe(config), samples=(1,), latents=({LATENT: shapes[LATENT][1:]},),
         extents=(family.extent(config, shapes),), alike=("",), skipped=(frozenset(),), adapters=((),), guided=False,
     )  # fmt: skip

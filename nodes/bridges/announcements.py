@@ -101,6 +101,14 @@ def announce_attention(transformer_options: Mapping[str, Any]) -> None:
         )
 
 
+def announce_dense(name: str) -> None:
+    """Log, once, that a model with weights for sparse attention runs without it."""
+    _say_once(
+        f"{name} has weights for sparse attention, which the ranks do not compute: each of its tokens attends to all "
+        "others, as in ComfyUI without its node Block Sparse Attention"
+    )
+
+
 def announce_unpatched(lora: str, names: Sequence[str]) -> None:
     """Log, once, that a LoRA has changes of weights that ComfyUI alone leaves as they are."""
     if names:

@@ -2,7 +2,7 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ from ...parallel_backend.checkpoint.checkpoint import Checkpoint
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import VAE, LatentScale, vae_of
 from .latents import SAME_MODEL, latent_scale
+from .refusals import check_finite, check_latent, check_number_of_latents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,11 @@ class CoreText:
         """
         for component, supported in self.components.items():
             class_name = checkpoint.components.get(component)
+            if not supported:
+                raise InvalidRequest(
+                    f"{checkpoint.name}: ComfyUI's text encoder of this family needs weights of the model's single "
+                    "file: load the text encoders with ComfyUI's own nodes instead"
+                )
             if class_name not in supported and not (class_name is None and component in self.optional):
                 raise InvalidRequest(
                     f"{checkpoint.name}: {component} is {class_name or 'missing'}, and this family's CLIP needs "
@@ -77,11 +83,30 @@ class MetaWeights:
         linear: names of the weights of linear layers.
         unpatched: names of the weights that ComfyUI leaves as they are when it loads a model with changes. Only hooks
             change them.
+        here: names of the weights of layers that run in this process (``LayersHere``).
     """
 
     tensors: Mapping[str, Tensor]
     linear: frozenset[str]
     unpatched: frozenset[str] = frozenset()
+    here: frozenset[str] = frozenset()
+
+
+class LayersHere(ABC):
+    """Layers of a transformer that run in ComfyUI's process. One of ``Bridge.attributes``."""
+
+    @abstractmethod
+    def attach(
+        self,
+        changed: Callable[[], Mapping[str, Sequence[Any]]],
+        decoded: Callable[[Sequence[str]], Mapping[str, Tensor]],
+    ) -> None:
+        """Connect the layers with a model.
+
+        Args:
+            changed: returns what nodes change in the layers' weights now, by their names.
+            decoded: returns weights by their names, as the ranks decode them.
+        """
 
 
 class Bridge(ABC):
@@ -91,11 +116,17 @@ class Bridge(ABC):
         native_class: ComfyUI's transformer class, whose weight names and call signature the stand-in has.
         text: how its prompts are encoded.
         vaes: the VAE classes that the backend can run for it.
+        latents: names of the inputs that are predicted (``Family.latents``).
+        latents_maker: ComfyUI's node that makes a latent of so many tensors, if they are several.
+        masks_in_loop: whether the backend's loop keeps what a noise mask says as ComfyUI's model class does.
     """
 
     native_class: ClassVar[type[Any]]
     text: BackendText | CoreText
     vaes: ClassVar[tuple[str, ...]]
+    latents: ClassVar[tuple[str, ...]] = ("hidden_states",)
+    latents_maker: ClassVar[str] = ""
+    masks_in_loop: ClassVar[bool] = True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint, self.name = checkpoint, checkpoint.name
@@ -116,12 +147,12 @@ class Bridge(ABC):
         """Return what ComfyUI's model detection would find in the converted weights."""
 
     @abstractmethod
-    def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
+    def inputs(self, x: Any, timestep: Any, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """Return the backend's inputs for one of ComfyUI's calls to its transformer.
 
         Args:
-            x: the latent, with concatenated channels where the model takes them.
-            timestep: ``[B]``.
+            x: the latent, with concatenated channels where the model takes them. A list for a model of several.
+            timestep: ``[B]``, or what ComfyUI's model class of the family makes of it.
             call_args: the call's other arguments that are not None. What the backend's inputs carry is removed.
 
         Returns:
@@ -130,6 +161,31 @@ class Bridge(ABC):
         Raises:
             InvalidRequest: an argument is missing, or its value is not supported.
         """
+
+    def check_latents(self, latents: Sequence[Tensor]) -> None:
+        """Refuse what the model cannot denoise.
+
+        Args:
+            latents: the tensors of a nested latent, or the only one.
+
+        Raises:
+            InvalidRequest: their number, the picture's channels or a value does not fit.
+        """
+        check_number_of_latents(len(latents), len(self.latents), self.name, self.latents_maker)
+        check_latent(latents[0], self.family_latent_scale().channels)
+        for other in latents[1:]:
+            check_finite(other)
+
+    def option_inputs(self, transformer_options: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return inputs that follow from ComfyUI's ``transformer_options`` in a call."""
+        return {}
+
+    def loop_inputs(self, model: Any) -> dict[str, Tensor]:
+        """Return inputs that a branch needs in the backend's loop alone.
+
+        They stand for what ComfyUI's transformer does to the latent around the part that other nodes may wrap.
+        """
+        return {}
 
     @abstractmethod
     def family_latent_scale(self) -> LatentScale:

@@ -41,22 +41,56 @@ VARYING_CONDS = (
     "area", "mask", "hooks", "start_percent", "end_percent", "clip_start_percent", "clip_end_percent", "default",
 )  # fmt: skip
 """Conditioning that varies over steps or over the image."""
-NESTED_LATENT = "the latent consists of several tensors (video with audio), and this model takes one: pass the video's"
 
 
-def check_latent(latent: Tensor, channels: int) -> None:
-    """Refuse a latent that the model cannot take.
+def check_number_of_latents(given: int, taken: int, model: str, maker: str) -> None:
+    """Refuse a nested latent of another number of tensors than a model predicts.
+
+    Args:
+        maker: ComfyUI's node that makes a latent of this number.
+
+    Raises:
+        InvalidRequest: the number is another.
+    """
+    if given == taken:
+        return
+    if taken == 1:
+        raise _nested(model)
+    raise InvalidRequest(
+        f"{model} makes picture and sound together and takes a latent of {taken} tensors, and this one has {given}: "
+        f"use {maker}"
+    )
+
+
+def _nested(taker: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the latent consists of several tensors (video with audio), and {taker} takes one: pass the video's, which "
+        "LTXVSeparateAVLatent gives"
+    )
+
+
+def check_latent(latent: Tensor, channels: int, taker: str = "this model") -> None:
+    """Refuse a latent that a model or VAE cannot take.
 
     Raises:
         InvalidRequest: a nested latent, a wrong number of channels, or values that are not finite.
     """
     if latent.is_nested:
-        raise InvalidRequest(NESTED_LATENT)
+        raise _nested(taker)
     if latent.shape[1] != channels:
         raise InvalidRequest(
-            f"the latent has {latent.shape[1]} channels and this model works on {channels}: "
+            f"the latent has {latent.shape[1]} channels and {taker} works on {channels}: "
             "encode it with the VAE of Parallel Loader"
         )
+    check_finite(latent)
+
+
+def check_finite(latent: Tensor) -> None:
+    """Refuse a latent with NaN or infinity.
+
+    Raises:
+        InvalidRequest: it has such values.
+    """
     if not torch.isfinite(latent).all():
         raise InvalidRequest("the latent has values that are not finite (NaN or infinity); check the node that made it")
 

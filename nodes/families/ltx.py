@@ -72,7 +72,7 @@ class LTXVideo(Bridge):
     def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``. A mask gives the factor of each token's timestep."""
         mask = call_args.pop("denoise_mask", None)
-        _check_guides(call_args.pop("guide_attention_entries", None) or ())
+        check_guides(call_args.pop("guide_attention_entries", None) or ())
         call_args.pop("generated_keyframes", None)  # marks tokens for LTX-2 alone
         inputs = {
             "hidden_states": x,
@@ -84,7 +84,7 @@ class LTXVideo(Bridge):
         if mask is not None:
             weights = rearrange(PATCHIFIER.patchify(mask[:, :1])[0], "b s 1 -> b s")
             timesteps = rearrange(timestep, "b s 1 -> b s")
-            inputs |= {"timestep": _unweighted(timesteps, weights), "token_weights": weights}
+            inputs |= {"timestep": unweighted(timesteps, weights), "token_weights": weights}
         if "attention_mask" in call_args:
             inputs["encoder_attention_mask"] = call_args.pop("attention_mask").bool()
         return inputs
@@ -112,7 +112,7 @@ class LTXVideo(Bridge):
         return {"patchifier": PATCHIFIER}
 
 
-def _check_guides(entries: Sequence[Mapping[str, Any]]) -> None:
+def check_guides(entries: Sequence[Mapping[str, Any]]) -> None:
     """Refuse LTXVAddGuide's attention to a guide other than full attention to the whole guide.
 
     Raises:
@@ -126,7 +126,7 @@ def _check_guides(entries: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def _unweighted(timesteps: Tensor, weights: Tensor) -> Tensor:
+def unweighted(timesteps: Tensor, weights: Tensor) -> Tensor:
     """Return the timestep ``[B]`` that ComfyUI multiplied by the tokens' weights. Both arguments are ``[B, S]``."""
     largest, token = weights.max(dim=1)
     return torch.where(largest > 0, timesteps.gather(1, token[:, None])[:, 0] / largest, 0.0)

@@ -1,5 +1,6 @@
 """The sampler that hands a whole step loop to the backend."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import comfy.model_sampling
@@ -10,6 +11,7 @@ from typing_extensions import override
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Progress, Sample
+from ...parallel_backend.protocol.packing import Shape, pack
 from ...parallel_backend.samplers.samplers import SAMPLERS
 from .added_to_steps import added_to_steps
 from .record_replay import BranchCall, CallRecorder
@@ -42,6 +44,8 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
     ) -> Tensor:
         """Return samples ``[B, C, T, H, W]`` in the model's latent space, like ``comfy.samplers.KSAMPLER.sample``.
 
+        Those of a model of several latents are packed, as the arguments are.
+
         They are in float32, in which newer versions of ComfyUI sample a latent of any dtype.
 
         Raises:
@@ -57,18 +61,21 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
         with remote.intercepted(CallRecorder()) as recorder:
             model_wrap(x, sigmas[:1].expand(len(x)), model_options=extra_args["model_options"], seed=seed)
         sigmas = SAMPLERS[self.name].schedule(sigmas)
-        tensors = {"x": x, "sigmas": sigmas, **_constant_inputs(recorder.calls)}
+        tensors = {"x": x, "sigmas": sigmas, **_constant_inputs(recorder.calls, remote.bridge.loop_inputs(model))}
         if denoise_mask is not None:
             known = model.scale_latent_inpaint(x=x, sigma=sigmas[:1], noise=noise, latent_image=latent_image)
             kept_noise = {} if known is latent_image else {"noise": noise * _noise_scale(model.model_sampling)}
             tensors |= {"mask": denoise_mask, "latent": latent_image, **kept_noise}
-        samples = self._request(model, len(recorder.calls), tensors, callback, seed)
+        samples = self._request(model, recorder.calls, tensors, callback, seed)
         scaled: Tensor = model.model_sampling.inverse_noise_scaling(sigmas[-1], samples.to(x.device))
         return scaled
 
-    def _request(self, model: Any, branches: int, tensors: dict[str, Tensor], callback: Any, seed: int) -> Tensor:
+    def _request(
+        self, model: Any, calls: list[BranchCall], tensors: dict[str, Tensor], callback: Any, seed: int
+    ) -> Tensor:
         """Return the backend's samples after its last step."""
-        remote = model.diffusion_model
+        remote, branches = model.diffusion_model, len(calls)
+        shapes = tuple(tuple(calls[0].inputs[name].shape[1:]) for name in calls[0].latents)
         message = Sample(
             model=remote.handle.spec,
             branches=branches,
@@ -77,6 +84,7 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
             seed=seed,
             noise_device="cpu" if tensors["x"].device.type == "cpu" else "cuda",
             previews=self.previews,
+            latent_shapes=shapes if len(shapes) > 1 else (),
             adapters=remote.changes.adapters,
             overlay=remote.changes.overlay,
             **_of_sampling(model.model_sampling),
@@ -85,7 +93,10 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
             tensors = {**tensors, "log_sigmas": model.model_sampling.log_sigmas.float()}
 
         def progressed(progress: Progress, extra: dict[str, Tensor]) -> None:
-            callback(progress.value - 1, extra.get("preview"), None, progress.total)
+            shown = extra.get("preview")
+            if len(shapes) > 1:  # ComfyUI unpacks what its callback gets
+                shown = _packed_preview(shown, shapes)
+            callback(progress.value - 1, shown, shown if len(shapes) > 1 else None, progress.total)
 
         samples: Tensor = remote.handle.call(message, tensors, on_progress=progressed)["samples"]
         return samples
@@ -102,14 +113,26 @@ def _of_sampling(sampling: Any) -> dict[str, Any]:
     return entries | {"timestep_scale": float(timestep_scale), "first_sigma": float(first_sigma)}
 
 
-def _constant_inputs(calls: list[BranchCall]) -> dict[str, Tensor]:
-    """Return the inputs that do not change from step to step, by their names in the request. Branch 0 is cond."""
+def _packed_preview(preview: Tensor | None, shapes: Sequence[Shape]) -> Tensor:
+    """Return a packed latent of one sample whose picture's first frame is a preview, and that has zeros elsewhere."""
+    picture, *others = (torch.zeros(1, *shape) for shape in shapes)
+    if preview is not None:
+        picture[:, :, : preview.shape[2]] = preview
+    return pack([picture, *others])
+
+
+def _constant_inputs(calls: list[BranchCall], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the inputs that do not change from step to step, by their names in the request. Branch 0 is cond.
+
+    Args:
+        more: inputs of every branch that are not among those of the calls.
+    """
     ordered = sorted(calls, key=lambda call: call.index)
     return {
         f"{i}.{name}": tensor
         for i, call in enumerate(ordered)
-        for name, tensor in call.inputs.items()
-        if name not in (call.latent, "timestep")
+        for name, tensor in (call.inputs | dict(more)).items()
+        if name not in (*call.latents, "timestep")
     }
 
 

@@ -1,5 +1,6 @@
 """The loader's CLIP: a text encoder on the ranks, or ComfyUI's own, read from the same folder."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -38,6 +39,14 @@ _PREFIXES = {
 
 _QWEN3_VL = "visual.deepstack_merger_list."
 """The beginning of a name that only Qwen3-VL has. ComfyUI takes it with the prefixes of transformers 5 alone."""
+
+_QWEN3_VL_WIDTH = "visual.merger.linear_fc2.weight"
+"""The end of the name of a weight that has as many rows as Qwen3-VL is wide."""
+_H3_WIDTH, _H3_LAYERS = 5120, 50
+"""MiniMax-H3 takes what the 50th layer of Qwen3-VL-32B gives, and ComfyUI's class has no more layers."""
+
+_H3_PREFIXES = {"model.visual.": "visual.", "model.language_model.": "model.", "language_model.": "model."}
+"""ComfyUI's prefixes of its weights, by transformers' with and without the language-model head."""
 
 _QWEN3_VL_PREFIXES = {"visual.": "model.visual.", "language_model.": "model.language_model."}
 """These prefixes by those of the model without its language-model head."""
@@ -114,5 +123,18 @@ def _state_dict(checkpoint: Checkpoint, component: str, stored: StoredComponent)
 def with_comfyui_names(state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return a text encoder's weights under the names that ComfyUI expects."""
     if any(name.removeprefix("model.").startswith(_QWEN3_VL) for name in state_dict):
+        if any(name.endswith(_QWEN3_VL_WIDTH) and len(each) == _H3_WIDTH for name, each in state_dict.items()):
+            return _of_minimax_h3(state_dict)
         return dict(comfy.utils.state_dict_prefix_replace(state_dict, dict(_QWEN3_VL_PREFIXES)))
     return dict(comfy.utils.state_dict_prefix_replace(state_dict, dict(_PREFIXES)))
+
+
+def _of_minimax_h3(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return the layers of Qwen3-VL-32B that MiniMax-H3 takes, under the names that ComfyUI's own file has."""
+    named = comfy.utils.state_dict_prefix_replace(state_dict, dict(_H3_PREFIXES))
+    return {name: tensor for name, tensor in named.items() if not _is_left_out(name)}
+
+
+def _is_left_out(name: str) -> bool:
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    return name in ("model.norm.weight", "lm_head.weight") or (layer is not None and int(layer[1]) >= _H3_LAYERS)

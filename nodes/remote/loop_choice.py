@@ -16,8 +16,11 @@ from .backend_sampler import prediction_of
 SAMPLER_NAMES = ", ".join(SAMPLERS)
 
 
-def reason_for_comfyui(model: Any, sampler_name: str, **prompts: list[Any]) -> str:
+def reason_for_comfyui(model: Any, sampler_name: str, *, masked: bool, **prompts: list[Any]) -> str:
     """Return why ComfyUI's loop has to run the steps, or an empty string if the backend's can.
+
+    Args:
+        masked: whether the latent has a noise mask.
 
     Raises:
         InvalidRequest: neither loop samples this model correctly as it is.
@@ -29,6 +32,9 @@ def reason_for_comfyui(model: Any, sampler_name: str, **prompts: list[Any]) -> s
     if prediction_of(sampling) is None:
         return "a node changed the model's sampling to a type that the backend's loop lacks"
     reasons = (
+        "this model keeps what a noise mask says in a way that the backend's loop lacks"
+        if masked and not model.target.bridge.masks_in_loop
+        else "",
         added_to_steps(model),
         *(_varying(name, prompt) for name, prompt in prompts.items()),
         _noise(model, sampler_name),

@@ -73,7 +73,7 @@ def _new(
     return file, (
         _counted(_changed(name, weight, merged[name]).to(dtype), progress)
         for component in components
-        for name, weight in _weights(handle, component, list(merged), shapes)
+        for name, weight in stored_weights(handle, component, list(merged), shapes)
     )
 
 
@@ -83,7 +83,7 @@ def _counted(weight: Tensor, progress: Any) -> Tensor:
     return weight
 
 
-def _weights(
+def stored_weights(
     handle: Handle, component: str, names: Sequence[str], shapes: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield weights as the model's files hold them, a batch for each request."""

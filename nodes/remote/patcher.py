@@ -13,16 +13,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...parallel_backend.errors import InvalidRequest
+from ...parallel_backend.protocol.packing import unpack
 from ..backend.connection import Handle
 from ..bridges.announcements import announce_attention, announce_callbacks, announce_text_only
 from ..bridges.refusals import (
-    NESTED_LATENT,
     TRANSFORMER,
     accepted_conds,
     check_branches,
     check_compute_dtype,
     check_conds,
-    check_latent,
     check_layer_changes,
     check_model_options,
     failed_for_layers,
@@ -115,11 +114,10 @@ def _check_before_sampling(
     **kwargs: Any,
 ) -> Tensor:
     """Refuse unsupported inputs before sampling begins."""
-    if len(kwargs.get("latent_shapes") or ()) > 1:
-        raise InvalidRequest(NESTED_LATENT)
     guider = executor.class_obj
     remote: RemoteTransformer = guider.model_patcher.target
-    check_latent(latent_image, remote.channels)
+    shapes = kwargs.get("latent_shapes") or (latent_image.shape,)
+    remote.bridge.check_latents(unpack(latent_image, [shape[1:] for shape in shapes]))
     check_branches(remote.handle.spec.layout, _branches(guider, sampler))
     _check_model(guider.model_patcher, guider.model_options)
     accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)

@@ -99,8 +99,9 @@ def check_output(checkpoint: Checkpoint, output: int) -> None:
     else:
         supported = bridge.vaes
     if class_name not in supported:
+        others = f", only {' or '.join(supported)}" if supported else ""
         raise InvalidRequest(
-            f"{checkpoint.name}: {component} {class_name} is not supported, only {' or '.join(supported)}; "
+            f"{checkpoint.name}: {component} {class_name} is not supported{others}; "
             f"load one with ComfyUI's {native_loader} node instead"
         )
     try:

@@ -1,7 +1,7 @@
 """ComfyUI's latent previews, with the scaling and colours of the checkpoint's own VAE."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import comfy.utils
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
+from ...parallel_backend.protocol.packing import Shape, unpack
 from ..bridges.bridge import Bridge
 from ..bridges.latents import fit_scaling
 
-Callback = Callable[[int, Tensor | None, Any, int], None]
+Callback = Callable[[int, Any, Any, int], None]
 
 
 def fit_latent_format(latent_format: Any, bridge: Bridge) -> None:
@@ -38,15 +39,27 @@ def fit_latent_format(latent_format: Any, bridge: Bridge) -> None:
     latent_format.latent_rgb_factors, latent_format.latent_rgb_factors_bias = preview["factors"], preview["bias"]
 
 
-def prepare_callback(patcher: Any, steps: int) -> tuple[Callback, bool]:
-    """Return a sampling callback ``(step, x0, x, total)`` like ComfyUI's own, and whether previews are enabled."""
+def prepare_callback(patcher: Any, steps: int, latent: Any) -> tuple[Callback, bool]:
+    """Return a sampling callback ``(step, x0, x, total)`` like ComfyUI's own, and whether previews are enabled.
+
+    Args:
+        latent: what is sampled. Of a nested one, the first tensor is shown.
+    """
+    shapes = [tuple(each.shape[1:]) for each in latent.unbind()] if latent.is_nested else []
     previewer = latent_preview.get_previewer(patcher.load_device, patcher.model.latent_format)
     bar = comfy.utils.ProgressBar(steps)
 
-    def callback(step: int, x0: Tensor | None, x: Any, total: int) -> None:
+    def callback(step: int, x0: Any, x: Any, total: int) -> None:
         preview = None
         if previewer is not None and x0 is not None:
+            x0 = _picture(x0, shapes)
             preview = previewer.decode_latent_to_preview_image("JPEG", x0.to(patcher.load_device))
         bar.update_absolute(step + 1, total, preview)
 
     return callback, previewer is not None
+
+
+def _picture(x0: Any, shapes: Sequence[Shape]) -> Tensor:
+    """Return the picture's latent. Versions of ComfyUI pass a nested one, or all its tensors packed."""
+    picture: Tensor = x0.unbind()[0] if x0.is_nested else unpack(x0, shapes)[0] if shapes else x0
+    return picture

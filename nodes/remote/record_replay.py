@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.protocol.frames import MAX_TENSORS
+from ...parallel_backend.protocol.packing import pack
 from ...parallel_backend.protocol.tensors import same_bits
 from .weight_changes import WeightChanges
 
@@ -31,14 +32,14 @@ class BranchCall:
     Attributes:
         index: the branch as ComfyUI counts: 0 for cond, 1 for uncond.
         inputs: the family's inputs by name, batch first.
-        latent: the name of the input that has the prediction's shape.
+        latents: names of the inputs that are predicted.
         changes: what is changed in the weights.
         skipped: numbers of the blocks that are left out.
     """
 
     index: int
-    inputs: Mapping[str, Tensor]
-    latent: str
+    inputs: dict[str, Tensor]
+    latents: tuple[str, ...]
     changes: WeightChanges
     skipped: tuple[int, ...] = ()
 
@@ -82,7 +83,7 @@ class CallRecorder:
     def answer(self, calls: list[BranchCall], predict: Predict) -> list[Tensor]:
         """Record the calls and return zeros of the predictions' shapes, without calling ``predict``."""
         self.calls += calls
-        return [torch.zeros_like(call.inputs[call.latent]) for call in calls]
+        return [pack([torch.zeros_like(call.inputs[name]) for name in call.latents]) for call in calls]
 
 
 class CallReplayer:

@@ -1,7 +1,7 @@
 """The stand-in for ComfyUI's transformer: it has the names and shapes of the weights, and forwards the calls."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from ...parallel_backend.protocol.messages import Forward
 from ...parallel_backend.protocol.model_spec import ModelSpec, Overlay
+from ...parallel_backend.protocol.packing import unpack
 from ..backend.connection import Handle
-from ..bridges.bridge import Bridge
+from ..bridges.bridge import Bridge, LayersHere
 from ..bridges.refusals import (
     TRANSFORMER,
     check_changed_layer,
-    check_latent,
     check_options,
     check_unused,
     layers_unavailable,
@@ -25,6 +25,7 @@ from ..bridges.refusals import (
 from ..bridges.skipped_layers import skipped_blocks
 from .layer_path import Layers
 from .looks_native import LooksNative
+from .overlays import stored_weights
 from .record_replay import BranchCall, CallCounter, CallRecorder, CallReplayer, chunks, requests_of
 from .stand_in_layers import StandInLayers, stand_in_weights
 from .weight_changes import WeightChanges
@@ -75,7 +76,9 @@ class RemoteTransformer(LooksNative, nn.Module):
         self.one_call: bool | None = None
         for name, value in (self._stand_ins.numbers | bridge.attributes()).items():
             setattr(self, name, value)
-        self.dtype, self.channels = DTYPES[handle.spec.dtype], core_config.latent_format.latent_channels
+            if isinstance(value, LayersHere):
+                value.attach(lambda: self.changes.here, self._decoded)
+        self.dtype = DTYPES[handle.spec.dtype]
         self._own = {*vars(self), "forward"}
 
     def __getattr__(self, name: str) -> Any:
@@ -154,8 +157,8 @@ class RemoteTransformer(LooksNative, nn.Module):
         bare = {name: value for name, value in options.items() if name != "wrappers"}
         return RemoteTransformer.forward(self, *args, **(kwargs | {"transformer_options": bare}))
 
-    def forward(self, x: Tensor, timestep: Tensor, **call_args: Any) -> Tensor:
-        """Return the prediction for ``x`` ``[B, C, (T,) H, W]``.
+    def forward(self, x: Any, timestep: Any, **call_args: Any) -> Any:
+        """Return the prediction for ``x`` ``[B, C, (T,) H, W]``, or of a model of several latents a list for a list.
 
         ComfyUI's own ``forward`` of the family runs, which calls ``_forward`` through other nodes' DIFFUSION_MODEL
         wrappers. Where a family's ``forward`` knows no wrappers, ComfyUI alone ignores them, too.
@@ -169,10 +172,9 @@ class RemoteTransformer(LooksNative, nn.Module):
         _, _, _, *others = _signature(native_class.forward).parameters.values()
         named = [each for each in others if each.kind is each.POSITIONAL_OR_KEYWORD]
         missing = {each.name: None for each in named if each.default is each.empty}
-        out: Tensor = native_class.forward(self, x, timestep, **(missing | call_args))
-        return out
+        return native_class.forward(self, x, timestep, **(missing | call_args))
 
-    def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
         signature = _signature(getattr(self.bridge.native_class, "_forward", self.bridge.native_class.forward))
         bound = signature.bind_partial(self, *args, **kwargs)
         _, x_name, timestep_name, *_ = parameters = signature.parameters
@@ -182,15 +184,22 @@ class RemoteTransformer(LooksNative, nn.Module):
         x, timestep = call_args.pop(x_name), call_args.pop(timestep_name)
         options = call_args.pop("transformer_options", {})
         call_args.pop(CONTROLNET_TEXT, None)
-        inputs = self.bridge.inputs(x, timestep, call_args)
+        inputs = self.bridge.inputs(x, timestep, call_args) | self.bridge.option_inputs(options)
         check_unused(call_args)
-        return self.predict(inputs, latent="hidden_states", transformer_options=options)
+        predicted = self.predict(inputs, transformer_options=options)
+        shapes = [inputs[name].shape[1:] for name in self.bridge.latents]
+        return predicted if len(shapes) == 1 else unpack(predicted, shapes)
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", **_: Any) -> Any:
         """Return meta tensors under ComfyUI's names, from which its LoRA nodes learn what they would change."""
         destination = {} if destination is None else destination
         destination.update({prefix + name: tensor for name, tensor in self._paths.weights.items()})
         return destination
+
+    def _decoded(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return weights as the model's files hold them, decoded."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.weights.tensors.items()}
+        return dict(stored_weights(self.handle, self.components[0], names, shapes))
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -216,12 +225,13 @@ class RemoteTransformer(LooksNative, nn.Module):
         finally:
             self._interceptor = before
 
-    def predict(self, inputs: Mapping[str, Tensor], *, latent: str, transformer_options: Mapping[str, Any]) -> Tensor:
+    def predict(self, inputs: Mapping[str, Tensor], *, transformer_options: Mapping[str, Any]) -> Tensor:
         """Return the prediction for a call in which ComfyUI may have batched several branches along dim 0.
+
+        That of a model of several latents is packed.
 
         Args:
             inputs: the family's inputs by name, batch first.
-            latent: the name of the input that has the prediction's shape.
             transformer_options: ComfyUI's, with ``cond_or_uncond``: the branch of each chunk of the batch.
 
         Raises:
@@ -231,12 +241,14 @@ class RemoteTransformer(LooksNative, nn.Module):
         self._check_once()
         skipped = skipped_blocks(transformer_options, self.bridge.replaceable_blocks)
         indices = list(transformer_options.get("cond_or_uncond") or [0])
+        latents = self.bridge.latents
+        latent = inputs[latents[0]]
         calls = [
-            BranchCall(index=index, inputs=each, latent=latent, changes=self.changes, skipped=skipped)
-            for index, each in zip(indices, chunks(inputs, len(inputs[latent]), len(indices)), strict=True)
+            BranchCall(index=index, inputs=each, latents=latents, changes=self.changes, skipped=skipped)
+            for index, each in zip(indices, chunks(inputs, len(latent), len(indices)), strict=True)
         ]
         answers = self._interceptor.answer(calls, self.request) if self._interceptor else self.request(calls)
-        return torch.cat([answer.to(device=inputs[latent].device) for answer in answers])
+        return torch.cat([answer.to(device=latent.device) for answer in answers])
 
     def _check_once(self) -> None:
         """Check the layers at a sampling's first recorded call, and at the first in which other nodes' code has run.
@@ -257,7 +269,7 @@ class RemoteTransformer(LooksNative, nn.Module):
             InvalidRequest: a latent is nested, has the wrong number of channels, or is not finite.
         """
         for call in calls:
-            check_latent(call.inputs[call.latent], self.channels)
+            self.bridge.check_latents([call.inputs[name] for name in call.latents])
         by_overlay: dict[Overlay | None, list[int]] = {}
         for i, call in enumerate(calls):
             by_overlay.setdefault(call.changes.overlay, []).append(i)

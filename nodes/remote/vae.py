@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -16,7 +17,8 @@ from typing_extensions import override
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import Decode, Encode, Progress
 from ...parallel_backend.protocol.model_spec import DType
-from ...parallel_backend.vaes import MIN_TILE, LatentScale
+from ...parallel_backend.vaes import MIN_TILE, LatentScale, vae_of
+from ...parallel_backend.vaes.base import ClipSteps
 from ..backend.connection import Handle, progress_bar
 from ..backend.progress_text import OnProgress
 from ..bridges.given_numbers import as_int
@@ -65,11 +67,12 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         self.size = 0
         self.memory_used_encode = self.memory_used_decode = lambda shape, dtype: 0
         self.latent_channels, self.latent_dim, self.output_channels = scale.channels, 3 if scale.video else 2, 3
-        self._set_ratios(scale.temporal, scale.spatial)
+        self._set_ratios(scale)
         self._spatial, self.used_tile = scale.spatial, 0
 
-    def _set_ratios(self, temporal: int, spatial: int) -> None:
+    def _set_ratios(self, scale: LatentScale) -> None:
         """Set ratios and index formulas in the form of ComfyUI's own VAEs."""
+        temporal, spatial, clips = scale.temporal, scale.spatial, scale.clips
         self.upscale_ratio: Any = spatial
         self.downscale_ratio: Any = spatial
         self.upscale_index_formula = self.downscale_index_formula = None
@@ -79,6 +82,9 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
                 lambda frames: max(0, math.floor((frames + temporal - 1) / temporal)), spatial, spatial,
             )  # fmt: skip
             self.upscale_index_formula = self.downscale_index_formula = (temporal, spatial, spatial)
+        if clips:
+            self.upscale_ratio = (partial(_pixel_frames, clips), spatial, spatial)
+            self.downscale_ratio = (partial(_latent_frames, clips), spatial, spatial)
 
     @override
     def throw_exception_if_invalid(self) -> None:
@@ -113,7 +119,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         """
         self.throw_exception_if_invalid()
         tile, fallback = as_int(tile, "tile"), as_int(fallback, "the tile size")
-        check_latent(latent, self.latent_channels)
+        check_latent(latent, self.latent_channels, "this VAE")
         if latent.ndim != self.latent_dim + 2:
             latent = latent.unsqueeze(2) if self.latent_dim == 3 else latent[:, :, 0]
         message = Decode(model=self.handle.spec, tile=tile, dtype=self._dtype)
@@ -175,6 +181,10 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
                 yield tile * self._spatial
             tile //= 2
 
+    def _has_own_tiles(self) -> bool:
+        """Whether the VAE works in tiles of its own: others would give another result."""
+        return vae_of(self.handle.checkpoint).own_tile > 0
+
     def _request(
         self,
         message: Decode | Encode,
@@ -192,7 +202,8 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
             return self._ask(message, tensors, latent_size[0], on_progress)
         except comfy.model_management.OOM_EXCEPTION as error:
             first = last = error.with_traceback(None)  # which would keep the tensors
-        smaller = [tile for tile in self._tiles(fallback, latent_size) if not 0 < message.tile <= tile]
+        possible = () if self._has_own_tiles() else self._tiles(fallback, latent_size)
+        smaller = [tile for tile in possible if not 0 < message.tile <= tile]
         for tile in smaller:
             self.handle.tell(f"going on in VAE tiles of {tile} pixels, which is approximate, since {last}")
             try:
@@ -216,7 +227,8 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
             last_note = progress.note
             on_progress(progress, extra)
 
-        ranks = self.handle.ranks if message.tile else min(rows, self.handle.ranks)
+        in_tiles = message.tile or self._has_own_tiles()
+        ranks = self.handle.ranks if in_tiles else min(rows, self.handle.ranks)
         prepare_component(self._model, "vae", ranks=ranks)
         answer = self.handle.call(message, tensors, on_progress=progressed)
         self.used_tile = message.tile
@@ -248,6 +260,18 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
 def vae_alone(handle: Handle, scale: LatentScale, dtype: DType = "auto") -> RemoteVAE:
     """Return a VAE that ComfyUI unloads by itself, because no MODEL of its checkpoint does."""
     return RemoteVAE(handle, scale, remote_patcher(_HandleOwner(handle)), dtype)
+
+
+def _pixel_frames(clips: ClipSteps, latents: int) -> int:
+    """Return ComfyUI's number of pixel frames, which is that of full clips."""
+    return max(1, (latents - clips.first_latents) // clips.latents * clips.frames + clips.first_frames)
+
+
+def _latent_frames(clips: ClipSteps, frames: int) -> int:
+    """Return ComfyUI's number of latent frames, which is that of full clips."""
+    return (
+        max(1, (frames - clips.first_frames) // clips.frames * clips.latents + clips.first_latents) if frames > 1 else 1
+    )
 
 
 def _kept_dtype() -> torch.dtype:

@@ -1,7 +1,7 @@
 """What is changed in the weights of a parallel MODEL or CLIP while the ranks compute with them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from ...parallel_backend.errors import InvalidRequest
@@ -13,7 +13,7 @@ from ..bridges.given_numbers import as_float
 from . import lora_files, overlays
 from .sealed_file import SealedFile
 from .weight_fit import misfit
-from .weight_patches import Patch, SortedPatches, sort_patches
+from .weight_patches import Patch, sort_patches
 
 K = TypeVar("K")
 
@@ -29,11 +29,13 @@ class WeightChanges:
         adapters: LoRAs.
         overlay: weights with any other changes.
         files: what the ranks read. The paths are good as long as these live, and may name other files later.
+        here: changes of weights of layers that run in this process, by their names.
     """
 
     adapters: tuple[Adapter, ...] = ()
     overlay: Overlay | None = None
     files: tuple[SealedFile, ...] = ()
+    here: Mapping[str, Sequence[Patch]] = field(default_factory=dict, compare=False)
 
 
 class Changeable(Protocol):
@@ -138,24 +140,28 @@ def changes_of(target: Changeable, patches: Patches) -> WeightChanges:
     """
     if not patches:
         return WeightChanges()
-    found, shapes = _sort(target, patches), _shapes(target.weights)
+    own, shapes = _own(target, patches), _shapes(target.weights)
+    here = {name: changes for name, changes in own.items() if name in target.weights.here}
+    on_ranks = {name: changes for name, changes in own.items() if name not in here}
+    found = sort_patches(on_ranks, shapes, target.weights.linear)
     adapters = lora_files.adapters_for(found.low_rank, shapes)
     overlay = overlays.overlay_for(target.handle, target.components, found.merged, shapes)
     return WeightChanges(
         adapters=tuple(adapter for adapter, _ in adapters),
         overlay=overlay[0] if overlay else None,
         files=tuple(file for _, file in [*adapters, *([overlay] if overlay else [])]),
+        here=here,
     )
 
 
-def _sort(target: Changeable, patches: Patches) -> SortedPatches:
+def _own(target: Changeable, patches: Patches) -> dict[str, list[Patch]]:
+    """Return the changes of a model's own weights, by the model's names."""
     start = target.weight_prefix
-    own = {
+    return {
         name.removeprefix(start): [_plain(change) for change in changes]
         for name, changes in patches.items()
         if name.startswith(start)
     }
-    return sort_patches(own, _shapes(target.weights), target.weights.linear)
 
 
 def _plain(change: Patch) -> Patch:

@@ -187,6 +187,18 @@ def choose(name: str, device: torch.device, dtype: torch.dtype, head_sizes: Coll
     return KERNELS[name]
 
 
+def for_biases(kernel: Kernel, head_dim: int) -> Kernel:
+    """Return a kernel for attention with biases of pairs: the one given, or torch's own in its place.
+
+    One that quantises its input would round the biases, too.
+
+    Args:
+        head_dim: features of a head, with the channels of the biases.
+    """
+    takes = isinstance(kernel, Flash) and head_dim in kernel.head_sizes
+    return kernel if takes or isinstance(kernel, Sdpa) else KERNELS["sdpa"]
+
+
 def _fastest(device: torch.device, dtype: torch.dtype, head_sizes: Collection[int]) -> str:
     """Return the name of the fastest exact kernel."""
     package = None if _refusal("flash", device, dtype, head_sizes) else flash_package(device)

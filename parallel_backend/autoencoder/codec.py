@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..errors import InvalidRequest
 from ..protocol.frames import TensorMeta
-from ..vaes import MIN_TILE, VAE
+from ..vaes import MIN_TILE, VAE, TiledVAE
+from ..vaes.own_tiles import LATENT_DIMS, REQUEST_DIMS
 from .spatial import RowSplit
 
 _WRITTEN_VALUES = 2**25
@@ -54,10 +55,20 @@ def check_request(metas: tuple[TensorMeta, ...], vae: VAE, *, name: str, tile: i
             f"pixels of shape {list(shape)} do not fit: this VAE takes [batch, frames, height, width, 3], or images "
             f"without frames, with a height and width that are multiples of {scale.spatial}"
         )
-    _check_tile(tile, scale.spatial)
+    if name == "pixels" and min(shape[-3:-1]) < vae.min_encoded_size * scale.spatial:
+        raise InvalidRequest(
+            f"pixels of {' x '.join(map(str, shape[-3:-1]))} are too small for this VAE: height and width must be at "
+            f"least {vae.min_encoded_size * scale.spatial}"
+        )
+    _check_tile(tile, scale.spatial, vae.own_tile)
 
 
-def _check_tile(tile: int, spatial: int) -> None:
+def _check_tile(tile: int, spatial: int, own: int) -> None:
+    if tile and own:
+        raise InvalidRequest(
+            f"tile {tile}: this VAE works in tiles of its own, of {own} pixels, which are part of its exact result: "
+            "set tile to 0"
+        )
     if tile and (tile % spatial or tile < MIN_TILE * spatial):
         raise InvalidRequest(
             f"tile {tile}: this VAE takes tiles of multiples of {spatial} pixels, "
@@ -91,8 +102,8 @@ def decode(
     frame_by_frame = latent.ndim == 5 and not vae.scale.video
     samples = rearrange(latent, "b c t h w -> (b t) c h w") if frame_by_frame else latent
     frames = samples.shape[2] if samples.ndim == 5 else 1
-    writer = _PixelWriter(vae, samples, frames, split)
-    unit_done = _progress_counter(on_progress, len(samples) * vae.decode_progress_units(module, frames))
+    writer = PixelWriter(vae, samples.shape, frames, split)
+    unit_done = _progress_counter(on_progress, _units(vae, module, samples.shape, frames, encode=False))
     for sample in samples:
         vae.decode(module, sample[None].to(module.dtype), writer.write, unit_done)
     pixels = writer.result()
@@ -122,7 +133,7 @@ def encode(
     samples = rearrange(pixels, "b t h w c -> (b t) h w c") if frame_by_frame else pixels
     frames = vae.encoded_frames(samples.shape[1]) if samples.ndim == 5 else 1
     samples = samples[:, :frames] if samples.ndim == 5 else samples
-    unit_done = _progress_counter(on_progress, len(samples) * vae.encode_progress_units(module, frames))
+    unit_done = _progress_counter(on_progress, _units(vae, module, samples.shape, frames, encode=True))
     latents = [
         # As in ComfyUI, pixels are rounded to the VAE's dtype after they are in -1..1.
         vae.encode(module, (sample[None].movedim(-1, 1) * 2.0 - 1.0).to(module.dtype), unit_done)
@@ -138,30 +149,38 @@ def encode(
     return rearrange(latent, "(b t) c h w -> b c t h w", b=pixels.shape[0]) if frame_by_frame else latent
 
 
+def _units(vae: VAE, module: Any, shape: Sequence[int], frames: int, *, encode: bool) -> int:
+    """Return how often ``decode`` or ``encode`` calls ``on_progress`` for samples of this shape."""
+    if isinstance(vae, TiledVAE):
+        return len(vae.parts(shape, REQUEST_DIMS if encode else LATENT_DIMS, encode=encode))
+    count = vae.encode_progress_units if encode else vae.decode_progress_units
+    return shape[0] * count(module, frames)
+
+
 def _progress_counter(on_progress: ProgressCallback, total: int) -> Callable[[], None]:
     """Return a function that counts its calls and reports the count to ``on_progress``."""
     counts = iter(range(1, total + 1))
     return lambda: on_progress(next(counts), total)
 
 
-class _PixelWriter:
+class PixelWriter:
     """Writes the decoded frames of samples, in order, into one tensor ``[N, T', H', W', 3]``.
 
     With ``split``, rank 0 gathers all ranks' rows, and other ranks have no result. Frames go from a GPU to pinned
     memory while it computes the next ones, and the host waits for them when those are queued.
 
     Args:
-        samples: latents ``[N, C, T, H, W]`` or ``[N, C, H, W]``; only this rank's rows of them if ``split`` is given.
+        latents: shape of the latents, ``[N, C, T, H, W]`` or ``[N, C, H, W]``; with ``split``, of this rank's rows.
         frames: latent frames of a sample.
         split: how the ranks split the rows; None if one rank works alone.
     """
 
-    def __init__(self, vae: VAE, samples: Tensor, frames: int, split: RowSplit | None) -> None:
-        height, width = (size * vae.scale.spatial for size in samples.shape[-2:])
+    def __init__(self, vae: VAE, latents: Sequence[int], frames: int, split: RowSplit | None = None) -> None:
+        height, width = (size * vae.scale.spatial for size in latents[-2:])
         self._split, self._frame_shape = split, (height, width, 3)
-        self._total, self._written = len(samples) * vae.pixel_frames(frames), 0
+        self._total, self._written = latents[0] * vae.pixel_frames(frames), 0
         full_height = split.from_local(height).total if split else height
-        shape = (len(samples), vae.pixel_frames(frames), full_height, width, 3)
+        shape = (latents[0], vae.pixel_frames(frames), full_height, width, 3)
         self._at_once = max(1, _WRITTEN_VALUES // (full_height * width * 3))
         self._pixels = torch.empty(0 if split and split.axis.index else shape)
         self._arrive: Callable[[], None] = lambda: None

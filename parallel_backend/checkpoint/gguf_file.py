@@ -50,8 +50,7 @@ def read_gguf(file: Path) -> Header:
         _check_counts(file)
         reader = _reader(file)
         tensors = [_stored(file, reader, each) for each in reader.tensors]
-        architecture = reader.get_field("general.architecture")
-        said = {"general.architecture": str(architecture.contents())} if architecture else {}
+        said = {name: str(field.contents()) for name, field in reader.fields.items() if _is_text(field)}
     except InvalidRequest:
         raise
     except BrokenPackage as error:
@@ -60,6 +59,13 @@ def read_gguf(file: Path) -> Header:
         raise InvalidRequest(f"{file} cannot be read as a GGUF file ({error}): download it again") from error
     _check_spans(file, reader.data_offset, tensors)
     return Header(tensors={tensor.name: tensor for tensor in tensors}, metadata=said)
+
+
+def _is_text(field: "ReaderField") -> bool:
+    """Whether a field of the header is one text, as those are that files of other formats have as metadata."""
+    from gguf import GGUFValueType
+
+    return field.types == [GGUFValueType.STRING]
 
 
 def _check_counts(file: Path) -> None:

@@ -10,14 +10,18 @@ from torch import Tensor
 
 from ..attention.kernels import Kernel
 from ..attention.key_masks import KeyMask, attend
+from ..attention.pair_biases import PairBiases
 from ..attention.routing import Attention
+from ..distributed.collectives import concat
 from ..distributed.mesh import RankMesh
 from ..distributed.trials import RowTrials, Trials
+from ..interfaces.state import BIASES, State
 from ..layout.partition import Partition
 from ..strategies.patch_attention import GatheredAttention, KeyValues, PatchAttention, PatchSplit
 from ..strategies.ring import RingAttention
 from ..strategies.token_split import TokenSplit
 from ..strategies.ulysses import UlyssesAttention
+from ..strategies.whole_queries import WholeQueriesAttention
 
 
 class LocalAttention:
@@ -74,6 +78,17 @@ def without_repeats(inner: Attention, repeats: int) -> Attention:
     return attend_once if repeats > 1 else inner
 
 
+def with_own_values(inner: Attention) -> Attention:
+    """Give ``inner`` values of its own, which it may change."""
+
+    def attend_to_copies(
+        query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None
+    ) -> Tensor:
+        return inner(query, key, value.clone(), scale=scale, sample=sample)
+
+    return attend_to_copies
+
+
 def attention(
     mesh: RankMesh,
     split: TokenSplit,
@@ -92,6 +107,22 @@ def attention(
     kind, tokens = (tuple(streams), type(kernel)), split.tokens(streams).total
     row = RowTrials(trials=trials, axis=split.axis, tokens=tokens, kind=kind) if trials else None
     return with_ulysses(mesh, split, streams, inner, row)
+
+
+def with_biases(inner: Attention, state: State, streams: Sequence[str]) -> Attention:
+    """Add the biases of pairs that the tables of this rank's tokens have."""
+    queries, keys = (concat([state.tables[name][kind] for name in streams], dim=1) for kind in BIASES)
+    return PairBiases(inner, queries, keys)
+
+
+def whole_queries(split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor], kernel: Kernel) -> Attention:
+    """Exact attention of queries that every rank holds whole to all tokens of ``streams``, on all ranks."""
+    axis = split.axis
+    key_masks = _key_masks(split, streams, masks, 1) or [None] * axis.size
+    if axis.size == 1:
+        return LocalAttention(kernel, key_masks[0])
+    keys = sum(split.held(name) for name in streams)
+    return WholeQueriesAttention(axis, keys, key_masks[axis.index], kernel)
 
 
 def patch_attention(
@@ -125,7 +156,7 @@ def with_ulysses(
     if ulysses.size > 1:
         blocks = _ring_blocks(split.tokens(streams), ulysses.size)
         inner = UlyssesAttention(ulysses, blocks[split.axis.index // ulysses.size], inner, trials)
-    return WithoutPadding([split.streams[name].sizes[split.axis.index] for name in streams], inner)
+    return WithoutPadding([split.held(name) for name in streams], inner)
 
 
 def row_mask(split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor]) -> KeyMask | None:

@@ -13,7 +13,9 @@ from ..distributed.collectives import concat, gather
 from ..distributed.mesh import RankMesh
 from ..distributed.trials import Trials
 from ..interfaces.family import Family
-from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common_image_tokens
+from ..interfaces.geometry import IMAGE, LATENT, TIMESTEP, common_tokens
+from ..interfaces.run_cache import RunCache
+from ..interfaces.state import State
 from ..strategies.batch import BatchSplit
 from ..strategies.token_split import TokenSplit
 from . import stage_boundary
@@ -34,6 +36,8 @@ class Denoiser:
     Attributes:
         branches: those that this rank computes.
         samples: those of each branch that this rank computes.
+        predicted: names of the streams whose tokens are predicted.
+        cache: what has been computed for all steps.
     """
 
     def __init__(
@@ -48,17 +52,38 @@ class Denoiser:
         self.experts, self.mesh, self.plan, self.kernel, self.on_forward = experts, mesh, plan, kernel, on_forward
         self.place = plan.layout.coordinates(mesh.all_ranks.index)
         self.branches = BatchSplit.branches(mesh, plan.branches, self.place)
-        self.samples = {i: BatchSplit.samples(mesh, plan.latents[i][0], self.place) for i in range(plan.branches)}
-        self._common = common_image_tokens(plan.extents)
+        self.samples = {i: BatchSplit.samples(mesh, plan.samples[i], self.place) for i in range(plan.branches)}
+        self._common = common_tokens(plan.extents)
+        self.predicted, self.cache = plan.extents[0].predicted, RunCache()
+        self._changing = {*plan.latents[0], TIMESTEP}
         self._batches: list[list[int]] | None = None
         self.boundary = stage_boundary.StageBoundary(mesh.axes["pipe"], mesh.pipe_links or ())
         weights = [1.0] * mesh.sequence.size
         if plan.layout.stale:
             weights = [speed for speed in mesh.speeds("ring") for _ in range(plan.layout.ulysses)]
-        self._splits = [TokenSplit.weighted(extent.streams, mesh.sequence, weights) for extent in plan.extents]
+        self._splits = [
+            TokenSplit.weighted(extent.streams, mesh.sequence, weights, extent.whole) for extent in plan.extents
+        ]
         self.full_view = FullView(mesh, self._splits, trials)
         self._routes: dict[tuple[int, int], list[Route]] = {}
         self._routed = ""
+
+    def own(self, branch: int, inputs: Inputs) -> Inputs:
+        """Cut a branch's inputs to this rank's samples. What no step changes is the same object in all steps."""
+        samples = self.samples[branch]
+        if samples.stop - samples.start == self.plan.samples[branch]:
+            return inputs
+        return {name: self._cut(name, tensor, samples) for name, tensor in inputs.items()}
+
+    def joined(self, inputs: Sequence[Inputs]) -> Inputs:
+        """Join the inputs of branches to one batch. What no step changes is the same object in all steps."""
+        if len(inputs) == 1:
+            return inputs[0]
+        return {name: self._joined(name, [each[name] for each in inputs]) for name in inputs[0]}
+
+    def embed(self, family: Family, inputs: Inputs) -> State:
+        """The whole state before block 0."""
+        return family.embed_in(self.cache, inputs)
 
     def load(self, branches: Mapping[int, Inputs]) -> None:
         """Load the weights that ``shards`` needs for these inputs, now instead of lazily."""
@@ -80,7 +105,7 @@ class Denoiser:
         predicted: dict[int, Tensor] = {}
         if self.boundary.axis.size > 1:
             predicted = {
-                i: concat([self._predict(row, i, view, j) for j, row in enumerate(rows(inputs))])
+                i: concat([self._predict(row, i, view, j) for j, row in enumerate(self._rows(inputs))])
                 for i, inputs in branches.items()
             }
             self.boundary.finish()
@@ -88,7 +113,7 @@ class Denoiser:
         if self._batches is None:  # equal in all calls; comparing positions makes the host wait for a GPU
             self._batches = alike(branches, self.plan.variants)
         for group in self._batches:
-            batch = {name: concat([branches[i][name] for i in group]) for name in branches[group[0]]}
+            batch = self.joined([branches[i] for i in group])
             sizes = [branches[i][LATENT].shape[0] for i in group]
             predicted.update(zip(group, torch.split(self._predict(batch, group[0], view), sizes), strict=True))
         return {i: predicted[i] for i in branches}
@@ -100,13 +125,23 @@ class Denoiser:
         different places; then these are all tokens that the branches have in common.
         """
         if self._common is not None:
-            shards = {i: self._splits[i].unshard(shard, IMAGE)[:, : self._common] for i, shard in shards.items()}
+            whole = {i: self._splits[i].unshard(shard, self.predicted) for i, shard in shards.items()}
+            shards = {i: self.first_tokens(i, tokens, self._common) for i, tokens in whole.items()}
         return torch.stack(list(shards.values()))
 
     def latent(self, guided: Tensor) -> Tensor:
-        """The latent of guided tokens ``[B, tokens, values]`` from ``comparable``, on every rank of the sequence."""
-        whole = self._splits[0].unshard(guided, IMAGE) if self._common is None else guided
-        return self.experts.current.unpatchify(whole, self.plan.latents[0][2:])
+        """The latent of guided tokens ``[B, tokens, values]`` from ``comparable``, on every rank of the sequence.
+
+        Several latents are packed, as in ``gather``.
+        """
+        whole = self._splits[0].unshard(guided, self.predicted) if self._common is None else guided
+        return self.experts.current.prediction(whole, self.plan.sizes())
+
+    def first_tokens(self, branch: int, tokens: Tensor, counts: Sequence[int]) -> Tensor:
+        """Keep the first of a branch's tokens of each predicted stream, ``counts`` of it."""
+        lengths = [self.plan.extents[branch].streams[name] for name in self.predicted]
+        parts = zip(tokens.split(lengths, dim=1), counts, strict=True)
+        return concat([part[:, :count] for part, count in parts], dim=1)
 
     def gather(self, shards: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """The whole predictions ``[B, C, ...]`` of all branches on rank 0; empty on other ranks."""
@@ -126,30 +161,47 @@ class Denoiser:
     def _predict(self, inputs: Inputs, branch: int, view: FullView, row: int = 0) -> Tensor:
         split, extent = view.splits[branch], self.plan.extents[branch]
         if not inputs[LATENT].shape[0]:
-            tokens = split.streams[IMAGE].sizes[split.axis.index] if self.boundary.last else 0
+            tokens = split.predicted(self.predicted)[split.axis.index] if self.boundary.last else 0
             return self._empty().view(0, tokens, extent.values)
         self.on_forward()
         family = self._family(branch, inputs)
-        state = family.embed(inputs)
+        state = self.embed(family, inputs)
         lengths = {name: tokens.shape[1] for name, tokens in state.streams.items()}
         assert lengths == dict(extent.streams), f"embed made streams of {lengths}, but {extent.streams} were planned"
         state = replace(split.shard(state), skipped=self.plan.skipped[branch])
         if not self.boundary.first:
             incoming = self.boundary.expect(stage_boundary.shapes(state), state.streams[IMAGE])
             state = state.with_streams(**incoming.wait())
-        with routed(self._routes_of(view, family, (branch, row), state.masks)):
+        with routed(self._routes_of(view, family, (branch, row), state)):
             state = family.run(state)
         if self.boundary.last:
-            return family.head(state)
+            return family.head(split.shard_whole(state))
         self.boundary.send(state.streams)
         return self._empty().view(len(inputs[LATENT]), 0, extent.values)
 
-    def _routes_of(self, view: FullView, family: Family, row: tuple[int, int], masks: Inputs) -> list[Route]:
+    def _rows(self, inputs: Inputs) -> list[Inputs]:
+        """The inputs of each sample by itself; the inputs as they are if there is no sample."""
+        batch = len(inputs[LATENT])
+        if batch < 2:
+            return [inputs]
+        return [
+            {name: self._cut(name, tensor, slice(i, i + 1)) for name, tensor in inputs.items()} for i in range(batch)
+        ]
+
+    def _cut(self, name: str, tensor: Tensor, samples: slice) -> Tensor:
+        if name in self._changing:
+            return tensor[samples]
+        return self.cache.get((samples.start, samples.stop), (tensor,), lambda: tensor[samples])
+
+    def _joined(self, name: str, parts: Sequence[Tensor]) -> Tensor:
+        return concat(parts) if name in self._changing else self.cache.get("batch", parts, lambda: concat(parts))
+
+    def _routes_of(self, view: FullView, family: Family, row: tuple[int, int], state: State) -> list[Route]:
         """Where the attention of a row, or of all rows of a branch, goes. With all tokens in view it stays the same."""
         if view is not self.full_view:
-            return view.routes(family, row[0], masks, self.kernel)
+            return view.routes(family, row[0], state, self.kernel)
         if row not in self._routes:
-            self._routes[row] = view.routes(family, row[0], masks, self.kernel)
+            self._routes[row] = view.routes(family, row[0], state, self.kernel)
         return self._routes[row]
 
     def _family(self, branch: int, inputs: Inputs) -> Family:
@@ -175,8 +227,8 @@ class Denoiser:
             return {}
         shapes = {}
         for i in BatchSplit.branches(self.mesh, self.plan.branches, place):
-            samples = BatchSplit.samples(self.mesh, self.plan.latents[i][0], place)
-            tokens = self._splits[i].streams[IMAGE].sizes[place["sequence"]]
+            samples = BatchSplit.samples(self.mesh, self.plan.samples[i], place)
+            tokens = self._splits[i].predicted(self.predicted)[place["sequence"]]
             shapes[i] = torch.Size((samples.stop - samples.start, tokens, self.plan.extents[i].values))
         return shapes
 
@@ -188,14 +240,8 @@ class Denoiser:
             if branch in part:
                 shard = part[branch].view(by_rank[rank][branch])
                 rows.setdefault(self.plan.layout.coordinates(rank)["data"], []).append(shard)
-        tokens = concat([concat(shards, dim=1) for _, shards in sorted(rows.items())])
-        return self.experts.current.unpatchify(tokens, self.plan.latents[branch][2:])
-
-
-def rows(inputs: Inputs) -> list[dict[str, Tensor]]:
-    """The inputs of each sample by itself; the inputs as they are if there is no sample."""
-    batch = max(1, len(inputs[LATENT]))
-    return [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in range(batch)]
+        tokens = concat([self._splits[branch].joined(shards, self.predicted) for _, shards in sorted(rows.items())])
+        return self.experts.current.prediction(tokens, self.plan.sizes(branch))
 
 
 def alike(branches: Mapping[int, Inputs], variants: Sequence[Hashable]) -> list[list[int]]:

@@ -5,12 +5,11 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..interfaces.geometry import Extent, Geometry
+from ..interfaces.geometry import Extent, Geometry, Shape
 from ..interfaces.strategy import ParameterShapes, Workload
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol.model_spec import Adapter
-
-Shape = tuple[int, ...]
+from ..protocol.packing import packed_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +17,8 @@ class DenoisingPlan:
     """A checked ``Forward`` or ``Sample``, equal on every rank.
 
     Attributes:
-        latents: shape of the latent ``[B, C, ...]``, by branch.
+        samples: number of samples, by branch.
+        latents: shapes of a sample's latents by name, by branch. The picture's ``[C, ...]`` comes first.
         extents: number of tokens, by branch.
         alike: key by branch; branches with equal keys have inputs of equal shapes and are of the same variant, and may
             run as one batch.
@@ -29,7 +29,8 @@ class DenoisingPlan:
 
     layout: ParallelLayout
     geometry: Geometry
-    latents: tuple[Shape, ...]
+    samples: tuple[int, ...]
+    latents: tuple[Mapping[str, Shape], ...]
     extents: tuple[Extent, ...]
     alike: tuple[Hashable, ...]
     skipped: tuple[frozenset[int], ...]
@@ -40,6 +41,20 @@ class DenoisingPlan:
     def variants(self) -> tuple[Hashable, ...]:
         """By branch, what it changes in the transformer. Branches that change different things are no batch."""
         return tuple(zip(self.skipped, self.adapters, strict=True))
+
+    @property
+    def whole_latent(self) -> Shape:
+        """Shape of what a sampler changes: the latent of all samples, packed if there are several."""
+        return (self.samples[0], *packed_shape(self.shapes()))
+
+    def sizes(self, branch: int = 0) -> tuple[Shape, ...]:
+        """Return what ``Family.prediction`` needs: the picture's size, and the shapes of the other latents."""
+        picture, *others = self.shapes(branch)
+        return picture[1:], *others
+
+    def shapes(self, branch: int = 0) -> tuple[Shape, ...]:
+        """Return the shapes of a sample's latents, as ``packing.unpack`` needs them."""
+        return tuple(self.latents[branch].values())
 
     @property
     def branches(self) -> int:
@@ -54,15 +69,14 @@ class DenoisingPlan:
         Args:
             itemsize: bytes of one value in the model's dtype.
         """
-        samples = [latent[0] for latent in self.latents]
         return Workload(
-            branches=tuple(zip(samples, self.extents, strict=True)),
+            branches=tuple(zip(self.samples, self.extents, strict=True)),
             alike=self.alike,
             geometry=self.geometry,
             itemsize=itemsize,
             guided=self.guided,
             parameters=parameters,
-            latent=math.prod(self.latents[0][1:]),
+            latent=math.prod(packed_shape(self.shapes())),
             stages=stages,
         )
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..attention import kernels
 from ..autoencoder import codec, tiles
 from ..autoencoder.chunks import Chunks
+from ..autoencoder.own_tiles import OwnTiles
 from ..autoencoder.pace import INTERVAL, Pace
 from ..autoencoder.spatial import RowSplit, Unsplittable, split
 from ..autoencoder.tiles import Tiles, TileSpace
@@ -65,17 +66,22 @@ class Autoencoding:
         tile = request.message.tile // pixels.scale or max(self.height, self.width)
         cut = Tiles((self.height, self.width), tile)
         self.tiles = cut if len(cut.places) > 1 else None
-        self.chunks = Chunks.of(self.vae, request.metas[0].shape, encode=self.output == "latent")
+        shape, encode = request.metas[0].shape, self.output == "latent"
+        self.chunks = Chunks.of(self.vae, shape, encode=encode)
+        self.own_tiles = OwnTiles.of(self.vae, shape, encode=encode)
 
     def run(self, meshes: MeshCache, device: torch.device) -> Tensors:
         """Returns the result on rank 0, an empty dict on other ranks."""
         model = self.request.message.model
         ranks = model.layout.ranks if model.layout else len(model.devices.indices)
         parts = len(self.tiles.places) if self.tiles else self.height
+        parts = len(self.own_tiles.parts) if self.own_tiles else parts
         # Every rank asks for both meshes, even outside of them: all ranks make process groups together.
         alone, together = (meshes.get(ParallelLayout(ring=size)) for size in (1, min(ranks, parts)))
         if together is None:
             return {}
+        if self.own_tiles:
+            return self._run_on(together, device)
         if not self.tiles and together.all_ranks.size == ranks and self.chunks.keep_busy(ranks):
             with suppress(NoRoom):  # a rank would have room for a part of each frame
                 return self._run_on(together, device, self._by_time)
@@ -98,12 +104,16 @@ class Autoencoding:
         with ExitStack() as stack:
             stack.enter_context(counted(module, self.phase))
             measurement = stack.enter_context(measured(message, axis, device))
-            code = code or (self._tiled if self.tiles else self._whole)
-            output = code(module, mesh, device)
+            output = (code or self._chosen())(module, mesh, device)
         results = {} if axis.index else {self.output: output.cpu()}
         if measurement:
             results |= measurement.of_all_ranks()
         return results
+
+    def _chosen(self) -> Code:
+        if self.own_tiles:
+            return self._in_own_tiles
+        return self._tiled if self.tiles else self._whole
 
     def _work(self, axis: Axis, *, by_time: bool) -> int:
         """Return the bytes that this rank's tensors take at least."""
@@ -114,12 +124,15 @@ class Autoencoding:
         rows, width = Partition.even(self.height, axis.size).sizes[axis.index], self.width
         if by_time:
             rows, frames = self.height, self.chunks.longest if encodes else self.vae.pixel_frames(self.chunks.longest)
-        if self.tiles:
-            tile = self.request.message.tile // scale.spatial
+        tile = (self.request.message.tile or self.vae.own_tile) // scale.spatial
+        if tile:
             rows, width = min(self.height, tile), min(width, tile)
+        if self.own_tiles:
+            frames = self.own_tiles.longest
         kind = self.components.checkpoint.components["vae"]
         pixels = rows * width * scale.spatial**2
-        return coding_bytes(
+        joined = 0 if self.own_tiles is None or axis.index else self.own_tiles.joined_bytes(self.dtype.itemsize)
+        return joined + coding_bytes(
             kind, self.vae.config, pixels=pixels, frames=frames, encode=encodes, itemsize=self.dtype.itemsize
         )
 
@@ -142,6 +155,12 @@ class Autoencoding:
             tensor, meta, self._result_shape(meta.shape), partial(self._tile, module),
             self._ticker(axis, device, "", waits=False), axis, device,
         )  # fmt: skip
+
+    def _in_own_tiles(self, module: Any, mesh: RankMesh, device: torch.device) -> Tensor:
+        assert self.own_tiles
+        tensor, axis = self.request.tensors[self.input] if self.request.tensors else None, mesh.axes["ring"]
+        tick = self._ticker(axis, device, "", waits=False)
+        return self.own_tiles.process(module, tensor, self.request.metas[0], tick, axis, device)
 
     def _result_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a video's result."""

@@ -4,7 +4,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
+import torch
+
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..denoiser.plan import DenoisingPlan
 from ..layout.choice import sharing
 from ..layout.parallel_layout import ParallelLayout
@@ -38,14 +40,14 @@ def fit(
         agreements: of all ranks.
         adapt: whether to look for another layout if none is chosen yet.
     """
-    work = _work(plan, components)
+    work = _work(plan, components.checkpoint, components.dtype)
     key = LayoutKey(model=model.identity, stamp=model.stamp, dtype=components.dtype, layout=plan.layout)
     chosen = agreements.layouts.get(key)
     if chosen is None or (adapt and work > chosen.work):
         if not adapt:
             return plan
         rooms = claims_of_all(agreements.world, components.memory.claim(0))
-        chosen = ChosenLayout(work=work, layout=_choose(plan, components, rooms))
+        chosen = ChosenLayout(work=work, layout=choose(plan, components.checkpoint, components.dtype, rooms))
     else:
         latest = agreements.latest_layout(key)
         if latest and _takes_over(replace(plan, layout=latest.layout), components, chosen, latest):
@@ -58,27 +60,37 @@ def _takes_over(plan: DenoisingPlan, components: ComponentCache, chosen: ChosenL
     """Whether a request, as a plan in the latest layout, leaves its own layout for that, whose weights are loaded."""
     if plan.layout == chosen.layout or not (plan.layout.splits_weights and chosen.layout.splits_weights):
         return False
-    return not is_refused(plan.layout, plan.workload()) and _work(plan, components) <= latest.work
+    work = _work(plan, components.checkpoint, components.dtype)
+    return not is_refused(plan.layout, plan.workload()) and work <= latest.work
 
 
-def _choose(plan: DenoisingPlan, components: ComponentCache, rooms: Sequence[Claim]) -> ParallelLayout:
-    names = [name for name in (HIGH_NOISE, LOW_NOISE) if name in components.checkpoint.components]
-    most = max(transformer_bytes(components.checkpoint, name) for name in names)
-    if _fits(plan, components, rooms, most):
+def choose(plan: DenoisingPlan, checkpoint: Checkpoint, dtype: torch.dtype, rooms: Sequence[Claim]) -> ParallelLayout:
+    """Return the first layout whose weights fit on the devices, or the plan's own if none is, by the files' headers.
+
+    Args:
+        plan: the request in the layout that suits roomy devices.
+        checkpoint: of the model.
+        dtype: of activations.
+        rooms: of the devices, by rank.
+    """
+    names = [name for name in (HIGH_NOISE, LOW_NOISE) if name in checkpoint.components]
+    most = max(transformer_bytes(checkpoint, name) for name in names)
+    if _fits(plan, _work(plan, checkpoint, dtype), rooms, most):
         return plan.layout
-    sizes = [whole_sizes(components.checkpoint, components.dtype, name) for name in names]
+    sizes = [whole_sizes(checkpoint, dtype, name) for name in names]
     for layout in (plan.layout, *sharing(plan.layout)):
+        if is_refused(layout, plan.workload()):
+            continue
         other = replace(plan, layout=layout)
-        taken = max(_taken(each, layout) for each in sizes)
-        if not is_refused(layout, plan.workload()) and _fits(other, components, rooms, taken):
+        if _fits(other, _work(other, checkpoint, dtype), rooms, max(_taken(each, layout) for each in sizes)):
             if layout != plan.layout:
-                log.warning("the devices have no room for all of %s each: the layout is %s", components.name, layout)
+                log.warning("the devices have no room for all of %s each: the layout is %s", checkpoint.name, layout)
             return layout
     return plan.layout
 
 
-def _fits(plan: DenoisingPlan, components: ComponentCache, rooms: Sequence[Claim], weights: int) -> bool:
-    needed = weights + with_slack(_work(plan, components))
+def _fits(plan: DenoisingPlan, work: int, rooms: Sequence[Claim], weights: int) -> bool:
+    needed = weights + with_slack(work)
     return shortage([replace(each, needed=needed) for each in rooms[: plan.layout.ranks]]) is None
 
 
@@ -89,7 +101,7 @@ def _taken(sizes: PartSizes, layout: ParallelLayout) -> int:
     return sizes.outside + sum(sizes.blocks) // layout.tensor
 
 
-def _work(plan: DenoisingPlan, components: ComponentCache) -> int:
+def _work(plan: DenoisingPlan, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     """Return the bytes that the tensors of the busiest rank take at least."""
-    name, itemsize = components.checkpoint.components[HIGH_NOISE], components.dtype.itemsize
-    return max(forward_bytes(name, plan, rank, itemsize) for rank in range(plan.layout.ranks))
+    name = checkpoint.components[HIGH_NOISE]
+    return max(forward_bytes(name, plan, rank, dtype.itemsize) for rank in range(plan.layout.ranks))

@@ -122,9 +122,9 @@ class Denoising:
         assert isinstance(message, Forward)
         if denoiser is None:
             return {}
-        shared, samples = self._shared(denoiser.mesh), denoiser.samples
+        shared = self._shared(denoiser.mesh)
         local = {
-            i: {argument: shared[name][samples[i]] for argument, name in self._names[i].items()}
+            i: denoiser.own(i, {argument: shared[name] for argument, name in self._names[i].items()})
             for i in denoiser.branches
         }
         denoiser.load(local)

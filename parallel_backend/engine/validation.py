@@ -1,29 +1,27 @@
 """Checks of a request's header. Every rank runs the same checks, before any weight is loaded."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from torch import Tensor
 
-from .. import packages
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
-from ..denoiser.plan import DenoisingPlan, Shape, split_names
+from ..denoiser.plan import DenoisingPlan, split_names
 from ..errors import InvalidRequest
 from ..families.registry import family_of
 from ..interfaces.family import Family
-from ..interfaces.geometry import LATENT, TIMESTEP, Geometry, Shapes
+from ..interfaces.geometry import LATENT, TIMESTEP, Geometry, Shape, Shapes
 from ..interfaces.strategy import Workload
 from ..layout.choice import auto
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.suggestions import check_fits, suggestion
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import HISTORY, Forward, Sample
+from ..protocol.messages import Forward, Sample
 from ..protocol.model_spec import Adapter
-from ..samplers.prediction_types import PREDICTIONS
-from ..samplers.samplers import SAMPLERS
+from ..protocol.packing import packed_shape
 from ..strategies import STRATEGIES
+from .loop_validation import check_settings, check_tensors
 
 _DIMS = ("frames", "height", "width")
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -46,7 +44,7 @@ def check_forward(
     _refuse_names(rest, "a forward takes {branch}.{argument} only")
     _check_dtypes(metas)
     for shapes in branches:
-        _check_names(shapes, (LATENT, TIMESTEP, *family.required), family.optional)
+        _check_names(shapes, (*family.latents, TIMESTEP, *family.required), family.optional)
         latent, timestep = shapes[LATENT], shapes[TIMESTEP]
         _check_latent(latent, geometry)
         if timestep != latent[:1] and not (family.frame_timesteps and timestep == (latent[0], *latent[2:-2])):
@@ -66,24 +64,30 @@ def check_sample(
         InvalidRequest: the request cannot work. The message names the value and what would work.
     """
     family, config, geometry = _family(checkpoint)
-    if message.sampler not in SAMPLERS:
-        raise InvalidRequest(
-            f"the backend's step loop has no sampler {message.sampler!r}, only {', '.join(SAMPLERS)}; ComfyUI's own "
-            "loop has all of them and works with the same MODEL"
-        )
-    _check_noise(message)
+    check_settings(message)
     branches, rest = split_names({meta.name: meta.shape for meta in metas}, message.branches)
-    _check_guidance(message)
     _check_dtypes(metas)
-    history = {name: rest.pop(name) for name in list(rest) if name.startswith(HISTORY)}
-    latent = _check_loop_tensors(rest, geometry, discrete=PREDICTIONS[message.prediction].discrete)
-    _check_start(message, rest["sigmas"][0] - 1, history, latent)
+    x = check_tensors(message, rest)
+    latents = _unpacked(message, family, x)
+    _check_latent(latents[LATENT], geometry)
     for shapes in branches:
         _check_names(shapes, family.required, family.optional)
-        _check_batch(shapes, latent[0])
+        _check_batch(shapes, x[0])
     computed = branches[:1] if message.cfg == 1.0 else branches
-    loops = [{**shapes, LATENT: latent} for shapes in computed]
+    loops = [{**shapes, **latents} for shapes in computed]
     return _denoising(message, family, config, loops, world_size, (frozenset(),) * len(loops))
+
+
+def _unpacked(message: Sample, family: type[Family], x: Shape) -> dict[str, Shape]:
+    """Return the shapes of the latents that ``x`` holds, by their inputs' names."""
+    shapes = message.latent_shapes or (x[1:],)
+    positive = all(size > 0 for shape in shapes for size in shape)
+    if not positive or len(shapes) != len(family.latents) or packed_shape(shapes) != x[1:]:
+        raise InvalidRequest(
+            f"x of shape {list(x)} with latents of {', '.join(str(list(shape)) for shape in shapes)}: this model "
+            f"takes {len(family.latents)} ({', '.join(family.latents)}), packed in that order"
+        )
+    return {name: (x[0], *shape) for name, shape in zip(family.latents, shapes, strict=True)}
 
 
 def read_shapes(tensors: Mapping[str, Tensor], component: str, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -131,7 +135,8 @@ def _denoising(
     plan = DenoisingPlan(
         layout=layout,
         geometry=geometry,
-        latents=tuple(shapes[LATENT] for shapes in branches),
+        samples=tuple(shapes[LATENT][0] for shapes in branches),
+        latents=tuple({name: shapes[name][1:] for name in family.latents} for shapes in branches),
         extents=extents,
         alike=tuple(
             (*sorted(shapes.items()), left, loras)
@@ -215,66 +220,6 @@ def _check_positions(size: str, longest: int, positions: int | None) -> None:
         raise InvalidRequest(
             f"a latent of {size} is {longest} patches long on one side, and this model has positions for {positions}"
         )
-
-
-def _check_loop_tensors(shapes: Mapping[str, Shape], geometry: Geometry, *, discrete: bool) -> Shape:
-    inpainting = [name for name in ("mask", "noise", "latent") if name in shapes]
-    wanted = {"x", "sigmas", *(["log_sigmas"] if discrete else []), *inpainting}
-    if not wanted <= shapes.keys() or inpainting not in ([], ["mask", "latent"], ["mask", "noise", "latent"]):
-        raise InvalidRequest("sampling needs x and sigmas; inpainting also needs mask and latent, and optionally noise")
-    _refuse_names(shapes.keys() - wanted, f"sampling takes {', '.join(sorted(wanted))} and {{branch}}.{{argument}}")
-    x = shapes["x"]
-    _check_latent(x, geometry)
-    if len(shapes["sigmas"]) != 1 or shapes["sigmas"][0] < 2:
-        raise InvalidRequest(f"sigmas has shape {list(shapes['sigmas'])}: at least one step, so two sigmas, is needed")
-    for name in inpainting:
-        if len(shapes[name]) != len(x) or any(a not in (1, b) for a, b in zip(shapes[name], x, strict=True)):
-            raise InvalidRequest(
-                f"{name} of shape {list(shapes[name])} does not broadcast to the latent of shape {list(x)}"
-            )
-    return x
-
-
-def _check_start(message: Sample, steps: int, history: Mapping[str, Shape], latent: Shape) -> None:
-    """Refuse a start that the sampler cannot have reached."""
-    if not 0 <= message.first_step < steps:
-        raise InvalidRequest(f"first_step={message.first_step} with {steps} steps: 0 to {steps - 1} works")
-    names = [f"{HISTORY}{i}" for i in range(len(history))]
-    most = SAMPLERS[message.sampler].remembers if message.first_step else 0
-    if len(history) > most or set(names) != history.keys() or any(shape != latent for shape in history.values()):
-        raise InvalidRequest(
-            f"{message.sampler} at step {message.first_step} goes on with at most {most} tensors {HISTORY}0, "
-            f"{HISTORY}1, ... of the latent's shape {list(latent)}, and got {', '.join(history) or 'none'}"
-        )
-
-
-def _check_guidance(message: Sample) -> None:
-    if message.branches not in (1, 2) or not math.isfinite(message.cfg):
-        raise InvalidRequest(
-            f"cfg={message.cfg} with {message.branches} branches: one or two branches and a finite cfg work"
-        )
-    if message.branches == 1 and message.cfg != 1.0:
-        raise InvalidRequest(
-            f"cfg={message.cfg} needs a negative conditioning as the second branch; only cfg=1.0 works without"
-        )
-
-
-def _check_noise(message: Sample) -> None:
-    """Refuse settings from which a sampler cannot draw noise."""
-    if not 0 <= message.seed < 2**64:
-        raise InvalidRequest(f"seed={message.seed}: a seed from 0 to 2**64 - 1 works")
-    if not (math.isfinite(message.noise_scale) and message.noise_scale >= 0.0):
-        raise InvalidRequest(f"noise_scale={message.noise_scale}: a finite number of at least 0 works")
-    if not 0.0 < message.first_sigma <= 1.0:
-        raise InvalidRequest(f"first_sigma={message.first_sigma}: a number above 0 and at most 1 works")
-    kind = SAMPLERS[message.sampler].noise
-    if kind in ("gaussian", "brownian on device") and message.noise_device == "cuda" != message.model.devices.kind:
-        raise InvalidRequest(
-            f"{message.sampler} would draw its noise on a GPU, and the ranks run on the CPU, which draws other "
-            "numbers; run the sampler in ComfyUI's own loop"
-        )
-    if kind in ("brownian", "brownian on device"):
-        packages.load("torchsde")
 
 
 def _check_batch(shapes: Shapes, batch: int) -> None:

@@ -35,6 +35,8 @@ _CODING: dict[tuple[str, bool], tuple[float, float, float]] = {
     ("AutoencoderKLLTXVideo", True): (2.3, 1.0, 1.3),
     ("AutoencoderKLLTXVideo timestep_conditioning", False): (1.5, 0.8, 0.7),
     ("AutoencoderKLLTXVideo timestep_conditioning", True): (1.4, 0.5, 0.7),
+    ("AutoencoderKLMiniMaxH3", False): (4.9, 33.0, 0.0),
+    ("AutoencoderKLMiniMaxH3", True): (28.4, 351.8, 0.1),
     ("AutoencoderKLMochi", False): (28.2, 8.1, 20.1),
     ("AutoencoderKLMochi", True): (28.3, 8.1, 20.2),
     ("VideoAutoencoderPipeline", False): (24.0, 24.0, 0.0),
@@ -42,7 +44,8 @@ _CODING: dict[tuple[str, bool], tuple[float, float, float]] = {
 }
 """Bytes in float32 for each first-level feature of a pixel, by the kind of VAE and whether it encodes.
 
-Those of one frame alone; of a video what is fixed and what each frame adds.
+Those of one frame alone; of a video what is fixed and what each frame adds. Of a VAE with tiles of its own, those of a
+tile of a clip.
 """
 
 _TEXT: dict[str, tuple[float, float]] = {"T5EncoderModel": (2.4, 6.0), "UMT5EncoderModel": (2.4, 6.0)}
@@ -97,7 +100,7 @@ def _kept_bytes(plan: DenoisingPlan, place: Mapping[str, int], itemsize: int) ->
         return 0
     values = 0
     for samples, extent in workload.local_branches(layout, place):
-        for site in plan.geometry.sites:
+        for site in plan.geometry.sites:  # a model with a site of other queries has no such layouts
             heads = workload.heads(layout, site, place).local_keys(place["ulysses"])
             tokens = sum(extent.streams[name] for name in site.streams)
             values += samples * extent.rows * (site.count // layout.pipe) * 2 * heads * site.head_dim * tokens

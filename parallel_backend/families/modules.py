@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import Any
 
+from ..packages import check_diffusers
 from .registry import FAMILIES
 
 
@@ -11,8 +12,11 @@ def module_class_of(class_name: str) -> Any:
 
     Raises:
         AttributeError: there is none.
+        InvalidRequest: the installed diffusers is too old for it.
     """
     row = FAMILIES.get(class_name)
+    if row is not None:
+        check_diffusers(class_name, row.since)
     if row is not None and row.own_module:
         return getattr(import_module(f".{row.folder}.module", __package__), class_name)
     import diffusers

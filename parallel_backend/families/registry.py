@@ -26,8 +26,10 @@ class Row:
         name: its class in ``transformer.py``, and its bridge's class.
         in_files: whether single files hold it. Then ``files.py`` has their ``ARCHITECTURE``.
         within_frames: whether frames attend only to themselves (see ``Geometry``).
-        own_module: whether its module class is in ``module.py`` of its folder, because neither diffusers nor ComfyUI
-            has the family.
+        own_module: whether its module class is in ``module.py`` of its folder, because diffusers lacks the family or
+            a kind of its files.
+        in_core: whether ComfyUI has the family. Otherwise its bridge brings a model class.
+        since: the first version of diffusers that has its layers, if that is newer than ``requirements.txt`` asks for.
     """
 
     folder: str
@@ -35,6 +37,8 @@ class Row:
     in_files: bool = True
     within_frames: bool = False
     own_module: bool = False
+    in_core: bool = True
+    since: str = ""
 
 
 FAMILIES: Mapping[str, Row] = {
@@ -42,15 +46,18 @@ FAMILIES: Mapping[str, Row] = {
     "CogVideoXTransformer3DModel": Row(folder="cogvideox", name="CogVideoX"),
     "DiTTransformer2DModel": Row(folder="dit", name="DiT", in_files=False),
     "Flux2Transformer2DModel": Row(folder="flux2", name="Flux2"),
-    "OpenSora2Transformer3DModel": Row(folder="open_sora2", name="OpenSora2", own_module=True),  # before Flux's marks
+    # Before Flux.1, whose marks its files have, too.
+    "OpenSora2Transformer3DModel": Row(folder="open_sora2", name="OpenSora2", own_module=True, in_core=False),
     "FluxTransformer2DModel": Row(folder="flux", name="Flux"),
     "HunyuanVideoTransformer3DModel": Row(folder="hunyuan_video", name="HunyuanVideo"),
-    "Krea2Transformer2DModel": Row(folder="krea2", name="Krea2"),
+    "Krea2Transformer2DModel": Row(folder="krea2", name="Krea2", since="0.39"),
+    "LTX2VideoTransformer3DModel": Row(folder="ltx2", name="LTX2", since="0.40"),  # before LTX-Video's marks
     "LTXVideoTransformer3DModel": Row(folder="ltx", name="LTXVideo"),
     "LatteTransformer3DModel": Row(folder="latte", name="Latte", in_files=False, within_frames=True),
+    "MiniMaxH3Transformer3DModel": Row(folder="minimax_h3", name="MiniMaxH3", own_module=True, since="0.40"),
     "MochiTransformer3DModel": Row(folder="mochi", name="Mochi"),
     # Before PixArt, whose marks its files have, too.
-    "STDiT3": Row(folder="open_sora1", name="OpenSora1", own_module=True, within_frames=True),
+    "STDiT3": Row(folder="open_sora1", name="OpenSora1", own_module=True, in_core=False, within_frames=True),
     "PixArtTransformer2DModel": Row(folder="pixart", name="PixArt"),
     "QwenImageTransformer2DModel": Row(folder="qwen_image", name="QwenImage"),
     "SD3Transformer2DModel": Row(folder="sd3", name="SD3"),

@@ -5,17 +5,20 @@ adapter with the stock ``forward``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..progress import PROGRESS
-from .geometry import Extent, Geometry, Shapes
+from .geometry import LATENT, Extent, Geometry, Shape, Shapes
+from .run_cache import RunCache
 from .state import State
 from .tensor_cuts import Cuts
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +28,23 @@ class AttentionSite:
     Attributes:
         module: the attention module.
         streams: names of the streams that attend to one another, in the order in which the module concatenates them.
+        queries: the streams of the queries if these are not the keys' own; ``streams`` are the keys' then, which are
+            split. Every rank holds the queries' streams whole (``Extent.whole``). Attention to keys that every rank
+            holds whole is local, and no site.
         each_sample: whether the module computes attention once per sample instead of once for the whole batch.
         repeats: how often the module repeats each head of its keys and values, one after another, before it calls
             attention; 1 if it leaves that to attention (``enable_gqa``), or if each query head has its own key head.
+        biased: whether attention adds the biases of pairs that the tables may have (``state.BIASES``).
+        keeps_values: whether the module reads its values again after it has called attention, which may change them.
     """
 
     module: nn.Module
     streams: tuple[str, ...]
     each_sample: bool = False
     repeats: int = 1
+    queries: tuple[str, ...] | None = None
+    biased: bool = False
+    keeps_values: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +99,10 @@ class Family(ABC):
         first_layer: name of the layer that the patches pass first. Its dtype is the activations'.
         values_alive: values that are alive at once in a forward, for each value of the streams between blocks, as
             ``python -m lab working-memory`` measures it.
+        latents: names of the inputs that are predicted, in the order in which ComfyUI packs them into one flat latent.
         frame_timesteps: whether each latent frame may have its own timestep, ``[B, T]``.
         float16: whether its activations fit into float16. As in ComfyUI, by its ``supported_inference_dtypes``.
-        required: names of the inputs that a branch must have besides the latent and the timestep. All are batch first.
+        required: names of the inputs that a branch must have besides the latents and the timestep. All are batch first.
         optional: names of the inputs that a branch may have. All are batch first.
         geometry: the static numbers of the model.
         module: the diffusers transformer.
@@ -100,11 +112,14 @@ class Family(ABC):
         attentions: all attention over tokens of a stream.
         run: runs all blocks but those that the state skips. Weight sharding wraps it.
         shared: modules inside blocks whose weights ``embed`` or ``head`` need too.
+        changes: what changes the module's weights now, such as LoRAs. Equal values stand for equal weights.
+        cache: what the current run has computed in ``once``.
     """
 
     defaults: ClassVar[Mapping[str, Any]]
     first_layer: ClassVar[str]
     values_alive: ClassVar[float]
+    latents: ClassVar[tuple[str, ...]] = (LATENT,)
     frame_timesteps: ClassVar[bool] = False
     float16: ClassVar[bool] = True
     required: ClassVar[tuple[str, ...]]
@@ -117,6 +132,8 @@ class Family(ABC):
     attentions: Sequence[AttentionSite]
     run: Callable[[State], State]
     shared: Sequence[nn.Module] = ()
+    changes: Hashable = ()
+    cache: RunCache
 
     def __init__(self, module: Any) -> None:
         """Wrap ``module``, an instance of the family's diffusers class."""
@@ -124,7 +141,7 @@ class Family(ABC):
         self.config = self.complete(module.config)
         self.geometry = self._describe(self.config)
         self.blocks, self.attentions = self.blocks_and_sites()
-        self.run = self._run_blocks
+        self.run, self.cache = self._run_blocks, RunCache()
         self._first_block = 0
 
     def keep_blocks(self, local_blocks: slice) -> None:
@@ -225,17 +242,65 @@ class Family(ABC):
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """Turn a branch's inputs into the state before block 0. Every rank computes all of it."""
 
+    def embed_in(self, cache: RunCache, inputs: Mapping[str, Tensor]) -> State:
+        """Return what ``embed`` returns, with what a run has computed already."""
+        own, self.cache = self.cache, cache
+        try:
+            return self.embed(inputs)
+        finally:
+            self.cache = own
+
+    def once(self, name: str, given: Sequence[Tensor | None], compute: Callable[[], T]) -> T:
+        """Return what depends on no latent and no timestep, which a run computes once for each prompt.
+
+        For ``embed``: what layers make of text, or the keys and values of tokens that attend to nothing that a step
+        changes, such as a prefix or a pose, as any structure of tensors. Each rank may keep its share alone.
+
+        Args:
+            name: what it is.
+            given: all inputs that it depends on, as they came. None stands for one that is not there.
+            compute: all ranks run it in the same step, so it may run layers whose weights are cut.
+        """
+        return self.cache.get((name, self.changes), (self.module, *given), compute)
+
     @abstractmethod
     def head(self, state: State) -> Tensor:
-        """Return the prediction of the image tokens, ``[B, S, values]``, token by token: a shard is enough."""
+        """Return the prediction of the image tokens, ``[B, S, values]``, token by token: a shard is enough.
+
+        Several predicted streams (``Extent.predicted``) are concatenated in their order.
+        """
 
     @abstractmethod
     def unpatchify(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
         """Turn predicted tokens ``[B, S, values]`` into ``[B, C, *size]``."""
 
+    def prediction(self, tokens: Tensor, sizes: Sequence[Shape]) -> Tensor:
+        """Turn predicted tokens ``[B, S, values]`` into the prediction of all ``latents``, packed if there are several.
+
+        Args:
+            tokens: one predicted stream after the other. Tokens of references may follow the latents'.
+            sizes: the picture's size, and the shapes of the other latents without the batch.
+        """
+        (size,) = sizes
+        return self.unpatchify(tokens, size)
+
+    def followed(self, inputs: Mapping[str, Tensor], shapes: Sequence[Shape]) -> tuple[Tensor, Tensor] | None:
+        """Return what a sampler follows where that is not the prediction: factors of prediction and input.
+
+        Families of one latent are not asked.
+
+        Two tensors ``[B, values]`` for packed latents: the sampler follows the first times the prediction plus the
+        second times the model's input. None for the prediction as it is.
+
+        Args:
+            inputs: those of any branch: branches differ in nothing that this reads.
+            shapes: shapes of the latents without the batch.
+        """
+        return None
+
     @abstractmethod
     def stock(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Run diffusers' own forward on the same inputs. The result has the form of ``unpatchify``."""
+        """Run diffusers' own forward on the same inputs. The result has the form of ``prediction``."""
 
     @staticmethod
     @abstractmethod

@@ -10,16 +10,26 @@ from dataclasses import dataclass, field
 LATENT = "hidden_states"
 """Input name of the latent ``[B, C, (T,) H, W]``, in ComfyUI's form: patches are not packed into channels."""
 
+SOUND = "audio_hidden_states"
+"""Input name of the latent of the sound, ``[B, C, ...]``, of families that predict picture and sound together."""
+
 TIMESTEP = "timestep"
 """Input name of the timestep ``[B]``, as ComfyUI's model class of the family passes it."""
 
 IMAGE = "image"
 """The stream whose tokens the head predicts. Every family has it."""
 
+AUDIO = "audio"
+"""The stream of the sound's tokens, of families that have one of its own."""
+
 TEXT = "text"
 """The stream of text tokens in joint attention."""
 
-Shapes = Mapping[str, tuple[int, ...]]
+BIAS_CHANNELS = 8
+"""How much wider heads are in attention with biases of pairs (``State``): GPUs want widths that are multiples of it."""
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +41,7 @@ class AttentionKind:
 
     Attributes:
         streams: names of the streams, in the order in which the module concatenates them.
+        queries: see ``AttentionSite``.
         heads: number of attention heads, which is that of query heads.
         head_dim: features of one head.
         count: number of such layers in the model.
@@ -38,6 +49,7 @@ class AttentionKind:
             Ranks send each once (see ``AttentionSite.repeats``).
         within_frames: whether each frame attends only to itself (see ``Extent.rows``), in a module that takes and
             returns ``[rows, tokens, width]``.
+        biased: see ``AttentionSite``.
     """
 
     streams: tuple[str, ...]
@@ -46,6 +58,8 @@ class AttentionKind:
     count: int
     key_heads: int | None = None
     within_frames: bool = False
+    queries: tuple[str, ...] | None = None
+    biased: bool = False
 
     @property
     def groups(self) -> int:
@@ -118,23 +132,30 @@ class Extent:
 
     Attributes:
         streams: number of tokens in each stream. These are split over ranks.
-        values: values that the head predicts per image token.
+        values: values that the head predicts per token.
         context: number of tokens in each context entry that every rank holds whole, such as text in cross-attention.
         rows: batch rows per sample inside the blocks: the number of frames where each frame attends only to itself,
             otherwise 1.
+        whole: streams that every rank holds whole inside the blocks, where all ranks compute them alike: those that
+            are too short to be worth splitting. Only their prediction is split.
+        predicted: the streams whose tokens the head predicts.
+        biased: whether the tables of the state have biases of pairs of tokens.
     """
 
     streams: Mapping[str, int]
     values: int
     context: Mapping[str, int] = field(default_factory=dict)
     rows: int = 1
+    whole: frozenset[str] = frozenset()
+    predicted: tuple[str, ...] = (IMAGE,)
+    biased: bool = False
 
 
-def common_image_tokens(extents: Sequence[Extent]) -> int | None:
-    """Return the smallest number of image tokens of any branch, or None if all branches have the same number.
+def common_tokens(extents: Sequence[Extent]) -> tuple[int, ...] | None:
+    """Return the smallest number of tokens of any branch for each predicted stream, or None if all have the same.
 
-    Branches differ where only some have reference images, whose tokens follow the latent's. All branches share the
-    first tokens then. With equal numbers, each rank holds the same tokens of every branch.
+    Branches differ where only some have references, whose tokens follow the latent's. All branches share the first
+    tokens then. With equal numbers, each rank holds the same tokens of every branch.
     """
-    lengths = {extent.streams[IMAGE] for extent in extents}
-    return None if len(lengths) == 1 else min(lengths)
+    lengths = {tuple(extent.streams[name] for name in extent.predicted) for extent in extents}
+    return None if len(lengths) == 1 else tuple(map(min, zip(*lengths, strict=True)))

@@ -8,7 +8,12 @@ from .geometry import IMAGE, Extent
 
 
 def patch_count(layout: ParallelLayout, extents: Sequence[Extent]) -> int:
-    """Return ``layout.patches`` if it is set, otherwise two patches per stage, but at most one per image token."""
+    """Return ``layout.patches`` if it is set, otherwise two patches per stage, but at most one per image token.
+
+    Several predicted streams are one patch.
+    """
+    if not layout.patches and len(extents[0].predicted) > 1:
+        return 1
     return layout.patches or min(2 * layout.pipe, min(extent.streams[IMAGE] for extent in extents))
 
 

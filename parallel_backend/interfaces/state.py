@@ -7,6 +7,10 @@ from torch import Tensor
 
 NamedTensors = Mapping[str, Tensor]
 
+BIASES = ("query_biases", "key_biases")
+"""Names of the tables ``[B, S, BIAS_CHANNELS]`` with the numbers of queries and keys whose products bias attention
+(``attention/pair_biases.py``). A site that uses them (``AttentionSite.biased``) needs them for all of its streams."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class State:

@@ -7,7 +7,7 @@ from typing import Protocol
 from ..layout.head_split import HeadSplit
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
-from .geometry import IMAGE, AttentionKind, Extent, Geometry
+from .geometry import BIAS_CHANNELS, IMAGE, AttentionKind, Extent, Geometry
 from .patch_plan import image_patches, patch_count
 
 ParameterShapes = tuple[tuple[tuple[int, ...], int], ...]
@@ -47,6 +47,10 @@ class Workload:
         counts = self.stages[place["pipe"]] if layout.pipe > 1 else [site.count for site in self.geometry.sites]
         return zip(self.geometry.sites, counts, strict=True)
 
+    def row_sites(self, layout: ParallelLayout, place: Mapping[str, int]) -> Iterator[tuple[AttentionKind, int]]:
+        """Yield what ``sites`` yields of attention in which tokens of split streams attend to one another."""
+        return ((site, count) for site, count in self.sites(layout, place) if site.queries is None)
+
     def heads(self, layout: ParallelLayout, site: AttentionKind, place: Mapping[str, int]) -> HeadSplit:
         """Return how Ulysses splits the heads that the ranks at ``place`` have outside of its attention.
 
@@ -55,11 +59,26 @@ class Workload:
         groups = Partition.even(site.groups, layout.tensor).sizes[place["tensor"]]
         return HeadSplit.even(groups * (site.heads // site.groups), groups, layout.ulysses)
 
+    @staticmethod
+    def head_dim(site: AttentionKind, extent: Extent) -> int:
+        """Return the features of a head that are sent, with the channels of biases."""
+        return site.head_dim + (BIAS_CHANNELS if site.biased and extent.biased else 0)
+
     def tokens_by_rank(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:
-        """Return the number of tokens of a stream that each rank of the sequence holds.
+        """Return the number of tokens of a stream that each rank of the sequence holds inside the blocks.
 
         Without ``layout.balance`` all ranks count as equally fast, even where a layout adapts to measured speeds.
         """
+        if stream in extent.whole:
+            return (extent.streams[stream],) * layout.sequence
+        return self._shares(layout, extent, stream)
+
+    def predicted_by_rank(self, layout: ParallelLayout, extent: Extent) -> tuple[int, ...]:
+        """Return the number of tokens that each rank of the sequence predicts."""
+        by_stream = [self._shares(layout, extent, name) for name in extent.predicted]
+        return tuple(map(sum, zip(*by_stream, strict=True)))
+
+    def _shares(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:
         length, ranks = extent.streams[stream], layout.sequence
         if layout.stale and layout.balance:
             weights = [speed for speed in layout.balance for _ in range(layout.ulysses)]

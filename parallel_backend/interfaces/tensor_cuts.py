@@ -46,9 +46,10 @@ class HeadCounts:
 
 @dataclass(frozen=True)
 class HeadOutputs:
-    """A module without weights whose outputs have the features of all heads as last dim. A rank keeps its heads'."""
+    """A module without weights whose outputs have the features of all heads in a dim. A rank keeps its heads'."""
 
     heads: Segment
+    dim: int = -1
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from ..layout.parallel_layout import ParallelLayout
 from ..protocol.model_spec import Adapter, Overlay
 from ..protocol.status import LoadedModel
 from ..protocol.tensors import NAMES
+from ..vaes import vae_of
 from .load import check_component, load_text_encoder, load_vae, text_encoder_bytes, vae_bytes
 from .loaded_transformers import Transformers
 from .offload_plan import with_slack
@@ -23,6 +24,7 @@ _ANOTHER_LOADER = "load the text encoder with ComfyUI's own loader"
 _FEWER_TEXTS = "encode fewer or shorter texts at once"
 _TILES = "set a tile in Parallel VAE Decode or Encode"
 _MORE_DEVICES = "use more devices"
+_LARGER, _WITHOUT = "use devices with more memory", "load the VAE with ComfyUI's own loader, without Parallel VAE"
 """What would work when a device has no room."""
 
 
@@ -102,7 +104,8 @@ class ComponentCache:
             self.vae_dtype = dtype
         weights = vae_bytes(self.checkpoint, dtype)
         claims = claims_of_all(axis, self.memory.claim(weights + work))
-        check_work(claims, f"{self.name}'s VAE", [_TILES, _MORE_DEVICES])
+        own = vae_of(self.checkpoint).own_tile  # one of which is the least that a rank computes
+        check_work(claims, f"{self.name}'s VAE", [_LARGER, _WITHOUT] if own else [_TILES, _MORE_DEVICES])
         missing = 0 if self.parts.has("vae") else weights
         self.memory.free_up(missing + with_slack(work), self.parts, keep=("vae",), ranks=axis.size)
         return self.parts.get("vae", lambda: load_vae(self.checkpoint, self.device, dtype))

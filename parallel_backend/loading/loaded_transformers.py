@@ -140,6 +140,7 @@ class Transformers:
         taken = None if agreed.resident == ALL else agreed.sizes.on_device(agreed.resident)
         family = self.parts.get(name, lambda: self._load(mesh, name, plans), taken)
         self.parts.changed_by(name, lambda changes: changes.use(adapters, overlay, compiled=compiled))
+        family.changes = (tuple(adapters), overlay)
         if compiled or name in self.parts.compiled:
             self.parts.compiled.setdefault(name, CompiledBlocks(family)).use(compiled)
         return family

@@ -31,7 +31,11 @@ def read_original(
         parts.setdefault(rows.source, []).append((parameter, rows))
     for name in names:
         if name not in parts:
-            raise InvalidRequest(f"{checkpoint.name} has no weight {name} that can be changed")
+            beside = source.beside(name)  # of a layer that runs in ComfyUI's process
+            if beside is None:
+                raise InvalidRequest(f"{checkpoint.name} has no weight {name} that can be changed")
+            yield beside.reshape(shapes[name])
+            continue
         in_rows = shapes[name] if architecture is None else architecture.shape(name, tuple(shapes[name]))
         yield _joined(source, parts[name], in_rows).reshape(shapes[name])
 

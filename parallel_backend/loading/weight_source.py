@@ -167,6 +167,21 @@ class WeightSource:
                 into[position : position + count].copy_(part.reshape(count, *into.shape[1:]))
                 position += count
 
+    def beside(self, name: str) -> Tensor | None:
+        """Return a tensor of the files by its name there, decoded; None if there is none.
+
+        Raises:
+            InvalidRequest: it has an unknown dtype, or an invalid scale.
+        """
+        stored = self._tensors.get(name)
+        if stored is None:
+            return None
+        check_readable(stored)
+        check_scales(stored)
+        dtype = torch.float32 if stored.compression else TORCH_DTYPES[stored.dtype]
+        with self._opened(stored, "", dtype) as read:
+            return read(slice(None)).to(dtype if dtype.itemsize >= 2 else torch.float32, copy=True)
+
     def _owner(self, name: str) -> tuple[str, str]:
         """Return the compressed weight that a name is a part of, and which part; "" for a parameter itself."""
         layer, _, kind = name.rpartition(".")

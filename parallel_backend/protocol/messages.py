@@ -14,8 +14,8 @@ from .status import Status, StatusQuery
 
 KEPT = "kept."
 """Prefix of the tensors of a progress that another request goes on with."""
-CHANGING = ("hidden_states", "timestep")
-"""The arguments of a branch that differ in each step: the latent and its time."""
+CHANGING = ("hidden_states", "audio_hidden_states", "timestep")
+"""The arguments of a branch that differ in each step: the latents and their time."""
 HISTORY = "history."
 """Prefix of the tensors that a sampler remembers."""
 
@@ -72,7 +72,8 @@ class Forward(MeasuredRequest):
     Branches may differ in every shape. ``adapters`` has the LoRAs of each branch, and is empty if there are none.
     ``skipped`` holds, for each branch, the numbers of the blocks that it leaves out, counted over the blocks that have
     weights. It is empty if all branches run all blocks.
-    Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype.
+    Tensors out: ``{i}`` ``[B, C, T, H, W]``, the raw prediction of branch ``i`` in the model's dtype. Of a family that
+    predicts several latents it is ``[B, 1, values]``: all of them, flat, one after another.
     Without ``adapt``, a device without room for the weights is a ``NoRoom``. With it, layout ``auto`` lets the ranks
     share them then, and blocks stream from the machine's memory if that is not enough.
     With ``steps``, rank 0 may leave the connection open after its reply, for a ``Step``.
@@ -117,6 +118,8 @@ class Sample(MeasuredRequest):
     ``data`` exceeds B.
     With ``previews``, progress carries ``preview`` ``[1, C, 1, H, W]``, or ``[1, C, H, W]`` for an image: the predicted
     x0 of the first item's first frame. ``adapters`` has the LoRAs of all branches. For ``adapt`` see ``Forward``.
+    A family that predicts several latents gets ``x``, ``mask``, ``latent`` and ``noise`` packed, ``[B, 1, values]``.
+    ``latent_shapes`` then has their shapes without B, and the preview is the first one's.
     Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (the caller applies ComfyUI's
     ``inverse_noise_scaling``).
     """
@@ -133,6 +136,7 @@ class Sample(MeasuredRequest):
     first_step: int = 0
     keep: bool = False
     previews: bool = False
+    latent_shapes: tuple[tuple[int, ...], ...] = ()
     adapters: tuple[Adapter, ...] = ()
     overlay: Overlay | None = None
     adapt: bool = True

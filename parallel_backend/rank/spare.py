@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import processes
+from ..errors import InvalidRequest
 from ..protocol import rank_control
 from ..protocol.model_spec import Collectives
 
@@ -52,7 +53,7 @@ def imports() -> Iterator[None]:
         ("transformer", modules.module_class_of), ("vae", vaes.module_class_of), ("text_encoder", _of_transformers),
     ):  # fmt: skip
         for name in SUPPORTED[component]:
-            with suppress(AttributeError):  # an older library may lack one
+            with suppress(AttributeError, InvalidRequest):  # an older library may lack one
                 class_of(name)  # imports it
             yield
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..distributed.collectives import PendingSends, Work, receive, wait_all
 from ..distributed.mesh import Axis
 from ..interfaces.family import Family
+from ..interfaces.geometry import Shape
 from ..layout.partition import Partition
 from ..samplers.interface import SamplerRun
 from .sampling_context import SamplingContext
@@ -32,16 +33,16 @@ class PatchIndices:
     indices_by_patch: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, family: Family, tokens: Partition, values_per_token: int, size: Sequence[int]) -> "PatchIndices":
-        """Find which latent positions hold each patch's tokens, by running ``unpatchify`` on numbered values.
+    def of(cls, family: Family, tokens: Partition, values_per_token: int, sizes: Sequence[Shape]) -> "PatchIndices":
+        """Find which latent positions hold each patch's tokens, by running ``prediction`` on numbered values.
 
-        ``size`` is the latent's, without batch and channels.
+        ``sizes`` are those that ``prediction`` needs.
         """
-        # Unpatchify running numbers to see where each value lands. abs(): some families negate. float64: exact for
+        # Predict running numbers to see where each value lands. abs(): some families negate. float64: exact for
         # large indices.
         value_ids = torch.arange(tokens.total * values_per_token, dtype=torch.float64)
         value_ids = value_ids.view(1, tokens.total, values_per_token)
-        token_ids = family.unpatchify(value_ids, size)[0].abs().long().flatten() // values_per_token
+        token_ids = family.prediction(value_ids, sizes)[0].abs().long().flatten() // values_per_token
         indices_by_patch = [
             ((token_ids >= start) & (token_ids < start + length)).nonzero()[:, 0].to(family.device)
             for start, length in zip(tokens.offsets, tokens.sizes, strict=True)
@@ -72,8 +73,8 @@ class LastStage:
         """
         flat, parts, previews = prediction.flatten(1), [], []
         for patch in unit:
-            call, inpainting = self._calls[patch], self._inpainting[patch]
-            x0 = inpainting.x0(call.x, call.sigma, flat[:, self.indices_by_patch[patch]])
+            call, indices = self._calls[patch], self.indices_by_patch[patch]
+            x0 = self.setting.x0(call.x, call.sigma, flat[:, indices], (self._inpainting[patch], indices))
             if call.step is not None and self.preview:
                 previews.append(x0[:1])
             try:

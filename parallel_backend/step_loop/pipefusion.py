@@ -18,7 +18,8 @@ from ..denoiser.stage_boundary import IncomingStreams
 from ..distributed.stop_flags import StopFlags
 from ..errors import Cancelled
 from ..interfaces import patch_plan
-from ..interfaces.geometry import IMAGE, common_image_tokens
+from ..interfaces.geometry import common_tokens
+from ..layout.partition import Partition
 from ..progress import PROGRESS
 from .latent_relay import FirstStage, LastStage, PatchIndices
 from .sampling_context import Report, SamplingContext
@@ -33,6 +34,10 @@ class PipeFusion:
         self.mesh, self.plan, self.boundary = setting.denoiser.mesh, setting.denoiser.plan, setting.denoiser.boundary
         extents = self.plan.extents
         self.image = patch_plan.image_patches(extents, patch_plan.patch_count(self.plan.layout, extents))
+        self.tokens = self.image
+        if len(predicted := setting.denoiser.predicted) > 1:  # all in a single patch
+            lengths = common_tokens(extents) or [extents[0].streams[name] for name in predicted]
+            self.tokens = Partition((sum(lengths),))
         self.stage = Stage(setting, self.image)
         self.calls, self.whole = setting.calls()
         self._predicted: dict[int, Tensor] = {}
@@ -87,16 +92,16 @@ class PipeFusion:
         setting, boundaries = self.setting, self.mesh.pipe_links
         assert boundaries is not None
         return_axis = boundaries[-1]
-        extent, size = self.plan.extents[0], self.plan.latents[0][2:]
+        extent = self.plan.extents[0]
         family = setting.denoiser.experts.at(setting.time(self.calls[0].sigma))
-        patches = PatchIndices.of(family, self.image, extent.values, size)
+        patches = PatchIndices.of(family, self.tokens, extent.values, self.plan.sizes())
         preview = setting.message.previews and return_axis.ranks[0] == 0
         if self.boundary.first:
             sigmas = [call.sigma for call in self.calls]
             self.first = FirstStage(setting, patches, sigmas, return_axis, self._on_call, preview=preview)
         if self.boundary.last:
             self.last = LastStage(setting, patches, return_axis, preview=preview)
-            self._tokens = setting.x.new_zeros(len(setting.x), self.image.total, extent.values)
+            self._tokens = setting.x.new_zeros(len(setting.x), self.tokens.total, extent.values)
 
     def _tasks(self) -> Iterator[Task]:
         """This stage's tasks, in order. They end early if rank 0 was told to cancel."""
@@ -131,7 +136,8 @@ class PipeFusion:
         if not self.boundary.last:
             self.boundary.send(state.streams)
         else:
-            tokens = self.stage.family(task).head(state)
+            split = self.stage.split(task.group[0], task.unit)
+            tokens = self.stage.family(task).head(split.shard_whole(state))
             self._predicted.update(zip(task.group, tokens.split(len(self.setting.x)), strict=True))
         if task.ends_unit and self.first:
             self.first.expect(task.index, task.unit, begins_step=task.call.step is not None)
@@ -145,7 +151,7 @@ class PipeFusion:
             return
         kept: dict[str, Tensor] = {}
         # A data group without samples does not come here, so the others cannot gather.
-        whole_batch = self.plan.latents[0][0] >= self.mesh.layout.data
+        whole_batch = self.plan.samples[0] >= self.mesh.layout.data
         if following and self.first and self.setting.message.keep and whole_batch:
             kept = self.setting.kept(replace(following, x=self.first.noised.clone(), history=()))
         self.setting.report_step(self._step_of(index), preview, kept, self.report)
@@ -156,15 +162,18 @@ class PipeFusion:
 
     def _guided(self, task: Task) -> Tensor:
         """The guided prediction ``[B, C, ...]``. Only the patches of the task's unit are new."""
-        start = self.image.offsets[task.unit[0]]
-        end = start + sum(self.image.sizes[patch] for patch in task.unit)
+        start = self.tokens.offsets[task.unit[0]]
+        end = start + sum(self.tokens.sizes[patch] for patch in task.unit)
         local = [self._predicted[i] for i in sorted(self._predicted)]
         splits = [self.stage.split(i, task.unit) for i in sorted(self._predicted)]
-        if common_image_tokens(self.plan.extents) is None:
-            tokens = splits[0].unshard(self.setting.guided(torch.stack(local)), IMAGE)[:, : end - start]
+        streams, common = self.setting.denoiser.predicted, common_tokens(self.plan.extents)
+        if common is None:
+            tokens = splits[0].unshard(self.setting.guided(torch.stack(local)), streams)[:, : end - start]
         else:
-            parts = zip(splits, local, strict=True)
-            whole = [split.unshard(tokens, IMAGE)[:, : end - start] for split, tokens in parts]
-            tokens = self.setting.guided(torch.stack(whole))
+            gathered = [split.unshard(tokens, streams) for split, tokens in zip(splits, local, strict=True)]
+            if len(streams) > 1:
+                branches = zip(sorted(self._predicted), gathered, strict=True)
+                gathered = [self.setting.denoiser.first_tokens(i, tokens, common) for i, tokens in branches]
+            tokens = self.setting.guided(torch.stack([tokens[:, : end - start] for tokens in gathered]))
         self._tokens[:, start:end] = tokens
-        return self.stage.family(task).unpatchify(self._tokens, self.plan.latents[0][2:])
+        return self.stage.family(task).prediction(self._tokens, self.plan.sizes())

@@ -46,7 +46,7 @@ class SampleLoop:
         inputs = setting.inputs(setting.inpainting.model_input(x, sigma), sigma)
         shards = self.denoiser.shards(inputs, self.views.next())
         guided = setting.guided(self.denoiser.comparable(shards))
-        return setting.inpainting.x0(x, sigma, self.denoiser.latent(guided))
+        return setting.x0(x, sigma, self.denoiser.latent(guided))
 
     def _on_step(self, index: int, denoised: Tensor, following: ModelCall | None) -> None:
         setting = self.setting

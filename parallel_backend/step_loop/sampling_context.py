@@ -9,10 +9,11 @@ from torch import Tensor
 from ..denoiser.denoiser import Denoiser
 from ..denoiser.plan import split_names
 from ..distributed.collectives import gather
-from ..interfaces.geometry import LATENT, TIMESTEP
+from ..interfaces.geometry import TIMESTEP
 from ..layout.partition import Partition
 from ..progress import PROGRESS
 from ..protocol.messages import HISTORY, KEPT, Progress, Sample
+from ..protocol.packing import unpack
 from ..samplers.inpainting import Inpainting
 from ..samplers.interface import Denoise, ModelCall, OnStep, SamplerRun, Start, run_sampler
 from ..samplers.prediction_types import PREDICTIONS, timestep
@@ -44,11 +45,9 @@ class SamplingContext:
         self.x = local.pop("x")
         history = sorted(name for name in local if name.startswith(HISTORY))
         self.start = Start(step=message.first_step, history=tuple(local.pop(name) for name in history))
-        self._sampler = RequestSampler(message, self.sigmas, denoiser.plan.latents[0])
+        self._sampler = RequestSampler(message, self.sigmas, denoiser.plan.whole_latent)
         self.inpainting = Inpainting(prediction=PREDICTIONS[message.prediction], inpainting=local)
-        self.conditioning = {
-            i: {name: tensor[self.samples] for name, tensor in branches[i].items()} for i in denoiser.branches
-        }
+        self.conditioning = {i: denoiser.own(i, branches[i]) for i in denoiser.branches}
 
     def load(self) -> None:
         """Load the weights of the first step, now instead of lazily. A rank without samples loads none."""
@@ -87,16 +86,40 @@ class SamplingContext:
     def inputs(self, latent: Tensor, sigma: Tensor) -> dict[int, dict[str, Tensor]]:
         """All inputs of this rank's branches, for one input latent of the model."""
         time = self.time(sigma).expand(len(self.x))
-        return {i: {LATENT: latent, TIMESTEP: time, **inputs} for i, inputs in self.conditioning.items()}
+        plan = self.denoiser.plan
+        latents = dict(zip(plan.latents[0], unpack(latent, plan.shapes()), strict=True))
+        return {i: {**latents, TIMESTEP: time, **inputs} for i, inputs in self.conditioning.items()}
 
     def guided(self, local: Tensor) -> Tensor:
         """Apply classifier-free guidance to predictions ``[local branches, ...]``, in float32."""
         branches = BatchSplit.all_branches(local, self.denoiser.mesh, self.denoiser.plan.branches).float()
         return branches[0] if len(branches) == 1 else branches[1] + (branches[0] - branches[1]) * self.message.cfg
 
+    def x0(self, x: Tensor, sigma: Tensor, out: Tensor, part: tuple[Inpainting, Tensor] | None = None) -> Tensor:
+        """The denoised latent, from the noised latent ``x`` and the guided prediction for it.
+
+        Args:
+            part: flat indices into a sample if ``x`` and ``out`` are ``[B, indices]``, and the inpainting of these.
+        """
+        inpainting, elements = part or (self.inpainting, None)
+        factors = self._followed(sigma)
+        if factors is not None:
+            of_out, of_input = (each if elements is None else each[:, elements] for each in factors)
+            model_input = inpainting.model_input(x, sigma)
+            out = of_out.view(-1, *out.shape[1:]) * out + of_input.view(-1, *out.shape[1:]) * model_input
+        return inpainting.x0(x, sigma, out)
+
+    def _followed(self, sigma: Tensor) -> tuple[Tensor, Tensor] | None:
+        """See ``Family.followed``."""
+        shapes = self.denoiser.plan.shapes()
+        if len(shapes) == 1:
+            return None
+        inputs = next(iter(self.inputs(self.x, sigma).values()))
+        return self.denoiser.experts.current.followed(inputs, shapes)
+
     def gather(self, local: Tensor) -> dict[str, Tensor]:
         """``samples`` of all data groups on rank 0; empty on other ranks. The first rank of each group sends."""
-        mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.latents[0])
+        mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.whole_latent)
         parts = Partition.even(latent[0], mesh.layout.data)
         sizes = [0] * mesh.all_ranks.size
         for rank in range(mesh.all_ranks.size):
@@ -113,7 +136,7 @@ class SamplingContext:
         Collective with data groups, for the first rank of each.
         """
         tensors = {f"{KEPT}x": call.x, **{f"{KEPT}{HISTORY}{i}": tensor for i, tensor in enumerate(call.history)}}
-        mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.latents[0])
+        mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.whole_latent)
         if any(index for axis, index in mesh.layout.coordinates(mesh.all_ranks.index).items() if axis != "data"):
             return {}
         if mesh.layout.data == 1:
@@ -128,13 +151,14 @@ class SamplingContext:
         """Count a step that is done. Rank 0 reports it, with a preview of its x0 if the request asks for previews."""
         PROGRESS.step(step + 1, len(self.sigmas) - 1)
         if self.denoiser.mesh.all_ranks.index == 0:
-            preview = {"preview": first_frame(denoised)} if self.message.previews else {}
+            picture = unpack(denoised, self.denoiser.plan.shapes())[0]
+            preview = {"preview": first_frame(picture)} if self.message.previews else {}
             extra = {name: tensor.cpu() for name, tensor in (preview | dict(kept)).items()}
             report(Progress(phase="sampling", value=step + 1, total=len(self.sigmas) - 1), extra)
 
     def _local(self, tensor: Tensor) -> Tensor:
         """This rank's samples of a tensor; the whole tensor if it broadcasts over the batch."""
-        broadcasts = tensor.shape[0] == 1 < self.denoiser.plan.latents[0][0]
+        broadcasts = tensor.shape[0] == 1 < self.denoiser.plan.samples[0]
         return tensor if broadcasts else tensor[self.samples]
 
 

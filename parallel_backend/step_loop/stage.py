@@ -9,7 +9,6 @@ from torch import Tensor
 from ..attention.routing import Route, routed
 from ..denoiser import stage_boundary
 from ..denoiser.attention_views import CachedView, FullView
-from ..distributed.collectives import concat
 from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE
 from ..interfaces.state import State
@@ -58,7 +57,7 @@ class Stage:
         self.setting, self.denoiser = setting, setting.denoiser
         mesh, extents = self.denoiser.mesh, self.denoiser.plan.extents
         self.mesh, self._patches = mesh, len(image.sizes)
-        self._splits = [PatchSplit.of(extent.streams, image, mesh.sequence) for extent in extents]
+        self._splits = [PatchSplit.of(extent.streams, image, mesh.sequence, extent.whole) for extent in extents]
         self._full_view = FullView(mesh, [split.whole for split in self._splits])
         self._family: tuple[int, str] | None = None
         self._shapes: dict[Group, dict[str, torch.Size]] = {}
@@ -71,11 +70,11 @@ class Stage:
 
     def shapes(self, task: Task) -> dict[str, torch.Size]:
         """Shapes of the streams that the previous stage sends for a task."""
-        split, rank = self.split(task.group[0], task.unit), self.mesh.sequence.index
+        split = self.split(task.group[0], task.unit)
         if task.group not in self._shapes:  # equal in all calls
             self._shapes[task.group] = stage_boundary.shapes(self._state(task, self.setting.x))
         return {
-            name: torch.Size((rows, split.streams[name].sizes[rank], width))
+            name: torch.Size((rows, split.held(name), width))
             for name, (rows, _, width) in self._shapes[task.group].items()
         }
 
@@ -114,16 +113,16 @@ class Stage:
         self._cached_view = CachedView(self.mesh, self._splits)
         self._routes: dict[tuple[Group, Unit, bool], list[Route]] = {}
 
-    def _inputs(self, task: Task, latent: Tensor) -> dict[str, Tensor]:
+    def _inputs(self, task: Task, latent: Tensor) -> Mapping[str, Tensor]:
         branches = self.setting.inputs(latent, task.call.sigma)
-        first = branches[task.group[0]]
-        return {name: concat([branches[i][name] for i in task.group]) for name in first}
+        return self.denoiser.joined([branches[i] for i in task.group])
 
     def _state(self, task: Task, latent: Tensor) -> State:
         """The whole state before block 0, computed once a call, when only the first patch of the latent is new."""
         known = self._states.get(task.group)
         if known is None or known[0] != task.index:
-            known = self._states[task.group] = (task.index, self.family(task).embed(self._inputs(task, latent)))
+            state = self.denoiser.embed(self.family(task), self._inputs(task, latent))
+            known = self._states[task.group] = (task.index, state)
         return known[1]
 
     def _routes_of(self, task: Task, family: Family, state: State) -> list[Route]:
@@ -133,7 +132,7 @@ class Stage:
             branch, kernel = task.group[0], self.denoiser.kernel
             if task.caches:
                 patch = None if len(task.unit) == self._patches else task.unit[0]
-                self._routes[key] = self._cached_view.routes(family, branch, state.masks, kernel, patch)
+                self._routes[key] = self._cached_view.routes(family, branch, state, kernel, patch)
             else:
-                self._routes[key] = self._full_view.routes(family, branch, state.masks, kernel)
+                self._routes[key] = self._full_view.routes(family, branch, state, kernel)
         return self._routes[key]

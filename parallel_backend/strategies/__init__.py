@@ -10,9 +10,10 @@ from .sharded_weights import ShardedWeights
 from .tensor import TensorParallel
 from .token_split import TokenSplit
 from .ulysses import Ulysses
+from .whole_queries import WholeQueries
 
 STRATEGIES: tuple[Strategy, ...] = (
-    BatchSplit(), Pipe(), SequenceSplit(), Ring(), Ulysses(), Dsp(), TensorParallel(), ShardedWeights(),
+    BatchSplit(), Pipe(), SequenceSplit(), Ring(), Ulysses(), WholeQueries(), Dsp(), TensorParallel(), ShardedWeights(),
 )  # fmt: skip
 
 __all__ = ["STRATEGIES", "BatchSplit", "Strategy", "TokenSplit", "Workload"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..distributed.collectives import all_gather, concat
 from ..distributed.mesh import RankMesh
 from ..errors import InvalidRequest
-from ..interfaces.geometry import IMAGE, common_image_tokens
+from ..interfaces.geometry import common_tokens
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
@@ -50,11 +50,11 @@ class BatchSplit:
         if place["pipe"] != layout.pipe - 1:  # only the last stage predicts
             return 0
         copies = layout.cfg - 1 if workload.guided else int(rank > 0 and place["tensor"] == 0)
-        shared_tokens = common_image_tokens([extent for _, extent in workload.branches]) if workload.guided else None
+        shared_tokens = common_tokens([extent for _, extent in workload.branches]) if workload.guided else None
         values = 0
         for samples, extent in workload.local_branches(layout, place):
-            local_tokens = workload.tokens_by_rank(layout, extent, IMAGE)[place["sequence"]]
-            values += samples * (local_tokens if shared_tokens is None else shared_tokens) * extent.values
+            local_tokens = workload.predicted_by_rank(layout, extent)[place["sequence"]]
+            values += samples * (local_tokens if shared_tokens is None else sum(shared_tokens)) * extent.values
         return copies * values * workload.itemsize
 
     @staticmethod

@@ -46,10 +46,10 @@ def bytes_sent(layout: ParallelLayout, workload: Workload, rank: int) -> int:
     place = layout.coordinates(rank)
     sent = 0
     for samples, extent in workload.local_branches(layout, place):
-        for site, count in workload.sites(layout, place):
+        for site, count in workload.row_sites(layout, place):
             heads = workload.heads(layout, site, place).local_keys(place["ulysses"])
             tokens = sum(site_tokens(layout, workload, extent, site)[place["ring"]])
-            sent += samples * extent.rows * count * 2 * heads * site.head_dim * tokens
+            sent += samples * extent.rows * count * 2 * heads * workload.head_dim(site, extent) * tokens
     return (layout.ring - 1) * sent * workload.itemsize
 
 

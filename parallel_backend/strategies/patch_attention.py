@@ -4,7 +4,7 @@ As in PipeFusion (https://arxiv.org/abs/2405.14430), a patch attends to the whol
 itself are current; patches that the current step has not reached yet have theirs of the previous step. Approximate.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,13 +33,16 @@ class PatchSplit:
     whole: TokenSplit
 
     @classmethod
-    def of(cls, lengths: Mapping[str, int], image: Partition, axis: Axis) -> "PatchSplit":
+    def of(cls, lengths: Mapping[str, int], image: Partition, axis: Axis, whole: Collection[str] = ()) -> "PatchSplit":
         """Cut a row into patches.
 
         Args:
             lengths: number of tokens of each stream. All streams but the image belong to the first patch.
             image: image tokens by patch. Image tokens beyond its total belong to the last patch.
+            axis: the ranks.
+            whole: streams that every rank holds whole. Then there is a single patch.
         """
+        assert not whole or len(image.sizes) == 1, "a whole stream is not cut into patches"
         each = []
         for i, (start, size) in enumerate(zip(image.offsets, image.sizes, strict=True)):
             rest = lengths[IMAGE] - image.total if i == len(image.sizes) - 1 else 0
@@ -47,11 +50,11 @@ class PatchSplit:
             each.append(
                 TokenSplit(axis=axis, streams={**streams, IMAGE: StreamPartition.even(start, size + rest, axis.size)})
             )
-        whole = {
+        all_patches = {
             name: StreamPartition(tuple(patch for split in each for patch in split.streams[name].patches))
             for name in lengths
         }
-        return cls(each=tuple(each), whole=TokenSplit(axis=axis, streams=whole))
+        return cls(each=tuple(each), whole=TokenSplit(axis=axis, streams=all_patches, whole=frozenset(whole)))
 
     def places(self, patch: int, streams: Sequence[str]) -> list[slice]:
         """Return where a patch's tokens are in the whole row.

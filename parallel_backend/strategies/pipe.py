@@ -22,12 +22,18 @@ class Pipe:
         """Each stage needs a block, and each patch a token.
 
         Raises:
-            InvalidRequest: there are more stages than blocks, or more patches than tokens.
+            InvalidRequest: there are more stages than blocks, more patches than tokens, or several patches of a model
+                that predicts several streams.
         """
         blocks = workload.geometry.layers
         tokens = min(extent.streams[IMAGE] for _, extent in workload.branches)
         if layout.pipe > blocks:
             raise InvalidRequest(f"layout pipe={layout.pipe}: the model has {blocks} blocks, so pipe is at most that")
+        if workload.guided and layout.patches > 1 and any(len(extent.predicted) > 1 for _, extent in workload.branches):
+            raise InvalidRequest(
+                f"layout patches={layout.patches}: this model predicts picture and sound together, and patches are of "
+                "the picture alone: use patches=1"
+            )
         if workload.guided and layout.patches > tokens:
             raise InvalidRequest(
                 f"layout patches={layout.patches}: the latent has {tokens} tokens, so patches is at most that"

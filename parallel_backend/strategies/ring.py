@@ -38,11 +38,11 @@ class Ring:
         place = layout.coordinates(rank)
         sent = 0
         for samples, extent in workload.local_branches(layout, place):
-            for site, count in workload.sites(layout, place):
+            for site, count in workload.row_sites(layout, place):
                 heads = workload.heads(layout, site, place).local_keys(place["ulysses"])
                 blocks = [sum(tokens) for tokens in site_tokens(layout, workload, extent, site)]
                 passed_on = sum(blocks) - blocks[(place["ring"] + 1) % layout.ring]
-                sent += samples * extent.rows * count * 2 * heads * site.head_dim * passed_on
+                sent += samples * extent.rows * count * 2 * heads * workload.head_dim(site, extent) * passed_on
         return sent * workload.itemsize if layout.ring > 1 else 0
 
 

@@ -52,8 +52,8 @@ def sites(family: Family, speeds: Sequence[float]) -> tuple[tuple[int, ...], ...
     counts, begin = [], 0
     for size in blocks(family, speeds).sizes:
         inside = {part for block in with_weights[begin : begin + size] for part in _submodules(block)}
-        streams = [site.streams for site in family.attentions if site.module in inside]
-        counts.append(tuple(streams.count(site.streams) for site in family.geometry.sites))
+        kinds = [(site.streams, site.queries) for site in family.attentions if site.module in inside]
+        counts.append(tuple(kinds.count((site.streams, site.queries)) for site in family.geometry.sites))
         begin += size
     return tuple(counts)
 
@@ -62,8 +62,9 @@ def _cost(family: Family, block: Block) -> float:
     """Return the multiplications of one token: with the block's weights, and in attention to ``_TOKENS`` tokens."""
     inside = _submodules(block)
     weights = sum(parameter.numel() for module in block.modules for parameter in module.parameters()) / block.parts
-    widths = {site.streams: site.heads * site.head_dim for site in family.geometry.sites}
-    return weights + sum(2 * _TOKENS * widths[site.streams] for site in family.attentions if site.module in inside)
+    widths = {site.streams: site.heads * site.head_dim for site in family.geometry.sites if site.queries is None}
+    attending = [site for site in family.attentions if site.module in inside and site.queries is None]
+    return weights + sum(2 * _TOKENS * widths[site.streams] for site in attending)
 
 
 def _submodules(block: Block) -> set[nn.Module]:

@@ -62,8 +62,9 @@ class TensorParallel:
             for summed in workload.geometry.all_reduces:
                 tokens = extent.context.get(summed.tokens)
                 if tokens is None:
-                    parts = Partition.even(extent.streams[summed.tokens], layout.sequence)
-                    tokens = max(parts.sizes[place["sequence"]], summed.min_rows)
+                    whole = summed.tokens in extent.whole
+                    parts = Partition.even(extent.streams[summed.tokens], 1 if whole else layout.sequence)
+                    tokens = max(parts.sizes[0 if whole else place["sequence"]], summed.min_rows)
                 size = summed.itemsize or workload.itemsize
                 summed_bytes += samples * extent.rows * summed.count * tokens * summed.width * size
         return 2 * (layout.tensor - 1) * summed_bytes // layout.tensor
@@ -114,9 +115,12 @@ class _Style:
             case HeadsNorm(heads):
                 self._shrink(module, "weight", 0, (heads,))
                 module.forward = _HeadsNorm(module, heads, group)
-            case HeadOutputs(heads):
+            case HeadOutputs(heads, dim):
                 (local,) = local_ranges((heads,), self.axis.size, self.axis.index)
-                module.register_forward_hook(lambda _module, _inputs, outs: tuple(out[..., local] for out in outs))
+                start, length = local.start, local.stop - local.start
+                module.register_forward_hook(
+                    lambda _module, _inputs, outs: tuple(out.narrow(dim, start, length) for out in outs)
+                )
             case ParameterCut(name, dim, segments):
                 self._shrink(module, name, dim, segments)
             case HeadCounts(attributes):

@@ -47,14 +47,14 @@ class Ulysses:
         place = layout.coordinates(rank)
         sent = 0
         for samples, extent in workload.local_branches(layout, place):
-            for site, count in workload.sites(layout, place):
+            for site, count in workload.row_sites(layout, place):
                 heads, ulysses = workload.heads(layout, site, place), place["ulysses"]
                 local_heads = heads.queries.sizes[ulysses]
                 for_others = sum(sum(counts) for i, counts in enumerate(heads.counts) if i != ulysses)
                 tokens = site_tokens(layout, workload, extent, site)[place["ring"]]
                 local_tokens = tokens[ulysses]
                 values = local_tokens * for_others + (sum(tokens) - local_tokens) * local_heads
-                sent += samples * extent.rows * count * site.head_dim * values
+                sent += samples * extent.rows * count * workload.head_dim(site, extent) * values
         return sent * workload.itemsize
 
 

@@ -8,13 +8,16 @@ from typing import Any
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..errors import InvalidRequest
+from ..packages import check_diffusers
 from .base import VAE, LatentScale, Scaling
 from .cogvideox import CogVideoX
 from .hunyuan_video import HunyuanVideo
 from .images import Flux2, Image, TemporalDecoder
 from .ltx import LTXVideo
+from .minimax_h3 import MiniMaxH3
 from .mochi import Mochi
 from .open_sora1 import OpenSora1
+from .own_tiles import TiledVAE
 from .wan import QwenImage, Wan
 
 VAES: dict[str, type[VAE]] = {
@@ -23,6 +26,7 @@ VAES: dict[str, type[VAE]] = {
     "AutoencoderKLFlux2": Flux2,
     "AutoencoderKLHunyuanVideo": HunyuanVideo,
     "AutoencoderKLLTXVideo": LTXVideo,
+    "AutoencoderKLMiniMaxH3": MiniMaxH3,
     "AutoencoderKLMochi": Mochi,
     "AutoencoderKLQwenImage": QwenImage,
     "AutoencoderKLTemporalDecoder": TemporalDecoder,
@@ -57,9 +61,12 @@ def module_class_of(class_name: str) -> Any:
 
     Raises:
         AttributeError: there is none.
+        InvalidRequest: the installed diffusers is too old for it.
     """
-    own = VAES[class_name].own_module if class_name in VAES else ""
+    vae = VAES.get(class_name, VAE)
+    check_diffusers(class_name, vae.since)
+    own = vae.own_module
     return getattr(import_module(f".{own}", __package__) if own else import_module("diffusers"), class_name)
 
 
-__all__ = ["MIN_TILE", "VAE", "VAES", "LatentScale", "Scaling", "module_class_of", "vae_of"]
+__all__ = ["MIN_TILE", "VAE", "VAES", "LatentScale", "Scaling", "TiledVAE", "module_class_of", "vae_of"]

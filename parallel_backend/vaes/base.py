@@ -21,6 +21,19 @@ UnitDone = Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClipSteps:
+    """Numbers of frames that fill all clips of a VAE that works in clips.
+
+    ``frames * k + first_frames`` pixel frames are ``latents * k + first_latents`` latent frames.
+    """
+
+    frames: int
+    latents: int
+    first_frames: int
+    first_latents: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class LatentScale:
     """The channels of a VAE's latents, and how many pixels and frames one latent position covers.
 
@@ -32,12 +45,14 @@ class LatentScale:
         spatial: pixels per latent row, and per latent column.
         temporal: pixel frames per latent frame after the first.
         video: whether latents have a time dim.
+        clips: how many frames fill all clips; None for a VAE whose frames follow the formula above.
     """
 
     channels: int
     spatial: int
     temporal: int = 1
     video: bool = True
+    clips: ClipSteps | None = None
 
     def as_video(self) -> "LatentScale":
         """Return the scale of an image VAE that is applied to a video frame by frame."""
@@ -84,6 +99,12 @@ class VAE(ABC):
     min_latent_size: ClassVar[int] = 1
     """Smallest latent height and width that can be decoded. Reflection padding needs 2, since it mirrors rows."""
 
+    min_encoded_size: ClassVar[int] = 1
+    """Smallest height and width, in rows and columns of the latent, of pixels that can be encoded."""
+
+    own_tile: ClassVar[int] = 0
+    """Side in pixels of the tiles in which the VAE itself works; 0 if it works on whole frames (see ``TiledVAE``)."""
+
     working_dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16,)
     """In which half precision ComfyUI's VAE of this class computes, the preferred dtype first (``working_dtypes``)."""
 
@@ -92,6 +113,9 @@ class VAE(ABC):
 
     own_module: ClassVar[str] = ""
     """The file beside this one that has the module's class; "" if diffusers has it."""
+
+    since: ClassVar[str] = ""
+    """The first version of diffusers that has its layers, if that is newer than ``requirements.txt`` asks for."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config

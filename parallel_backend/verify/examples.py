@@ -13,7 +13,8 @@ from ..errors import InvalidRequest
 from ..families.modules import module_class_of
 from ..families.registry import FAMILIES, family_of
 from ..interfaces.family import Family, Inputs, Variant
-from ..interfaces.geometry import LATENT, TIMESTEP
+from ..interfaces.geometry import LATENT, TIMESTEP, Shape
+from ..protocol.packing import pack
 
 
 def short_name(class_name: str) -> str:
@@ -146,6 +147,19 @@ def smallest_size(class_name: str, name: str, text: int) -> tuple[tuple[int, ...
     fixed_frames = any("frames" in shape for shape in chosen.inputs.values())
     size = (chosen.size[0], *geometry.patch[1:]) if fixed_frames else geometry.patch
     return size, chosen.text if chosen.fixed_text else text
+
+
+def loop_inputs(class_name: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Split the inputs of a forward into what a step loop changes, packed latents, and what it keeps."""
+    latents = family_of(class_name).latents
+    kept = {name: tensor for name, tensor in inputs.items() if name not in (*latents, TIMESTEP)}
+    return pack([inputs[name] for name in latents]), kept
+
+
+def latent_shapes(class_name: str, inputs: Mapping[str, Tensor]) -> tuple[Shape, ...]:
+    """Return what a ``Sample`` says of the latents of these inputs: nothing if there is only one."""
+    shapes = tuple(tuple(inputs[name].shape[1:]) for name in family_of(class_name).latents)
+    return shapes if len(shapes) > 1 else ()
 
 
 def branches(several: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -86,7 +86,13 @@ def is_matrix(name: str, weight: Tensor, block: int) -> bool:
     return name.endswith(".weight") and weight.ndim == 2 and weight.shape[1] % block == 0
 
 
-def write_described(path: Path, weights: Mapping[str, Tensor], *formats: str, in_metadata: bool = False) -> Tensors:
+def write_described(
+    path: Path,
+    weights: Mapping[str, Tensor],
+    *formats: str,
+    in_metadata: bool = False,
+    said: Mapping[str, str] | None = None,
+) -> Tensors:
     """Write a safetensors file whose matrices are in ``formats``, in turn. Returns the decoded weights.
 
     Args:
@@ -94,10 +100,11 @@ def write_described(path: Path, weights: Mapping[str, Tensor], *formats: str, in
         weights: by name.
         formats: names in ``FORMATS``.
         in_metadata: whether the file's metadata describes the layers, and not a tensor beside each.
+        said: what else the metadata says.
     """
     stored: Tensors = {}
     decoded: Tensors = {}
-    said: dict[str, Any] = {}
+    layers: dict[str, Any] = {}
     chosen = cycle(formats)
     for name, weight in weights.items():
         block, compress = FORMATS[next(chosen)] if weight.ndim == 2 else (1, _fp8)
@@ -106,10 +113,11 @@ def write_described(path: Path, weights: Mapping[str, Tensor], *formats: str, in
             continue
         layer, result = name.removesuffix(".weight"), compress(weight)
         stored |= {f"{layer}.{end}": tensor.contiguous() for end, tensor in result.stored.items()}
-        decoded[name], said[layer] = result.decoded, result.description
+        decoded[name], layers[layer] = result.decoded, result.description
     if not in_metadata:
-        stored |= {f"{layer}.comfy_quant": _json_bytes(each) for layer, each in said.items()}
-    save_file(stored, path, {"_quantization_metadata": json.dumps({"layers": said})} if in_metadata else None)
+        stored |= {f"{layer}.comfy_quant": _json_bytes(each) for layer, each in layers.items()}
+    in_file = {"_quantization_metadata": json.dumps({"layers": layers})} if in_metadata else {}
+    save_file(stored, path, {**in_file, **(said or {})} or None)
     return decoded
 
 
@@ -196,9 +204,25 @@ def gguf_blocks(weight: Tensor, kind: str) -> np.ndarray:
     return blocks.reshape(rows, -1)
 
 
-def write_gguf(path: Path, weights: Mapping[str, Tensor], *kinds: str, architecture: str = "wan") -> Tensors:
-    """Write a GGUF file whose matrices have ``kinds``, in turn. Returns what ``gguf`` decodes."""
+def write_gguf(
+    path: Path,
+    weights: Mapping[str, Tensor],
+    *kinds: str,
+    architecture: str = "wan",
+    said: Mapping[str, str] | None = None,
+) -> Tensors:
+    """Write a GGUF file whose matrices have ``kinds``, in turn. Returns what ``gguf`` decodes.
+
+    Args:
+        path: the file.
+        weights: by name.
+        kinds: block types.
+        architecture: what the file says that it holds.
+        said: further texts of the header.
+    """
     writer = gguf.GGUFWriter(path, architecture)
+    for name, text in (said or {}).items():
+        writer.add_string(name, text)
     decoded: Tensors = {}
     chosen = cycle(kinds)
     for name, weight in weights.items():

@@ -1,5 +1,6 @@
 """Small random models of every variant of every family, created once per session."""
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -11,12 +12,13 @@ from parallel_backend.denoiser import attention_chain
 from parallel_backend.distributed import mesh
 from parallel_backend.families.registry import family_of
 from parallel_backend.interfaces.family import Family
+from parallel_backend.interfaces.geometry import Shape
 from parallel_backend.interfaces.state import State
 from parallel_backend.strategies.token_split import TokenSplit
 from parallel_backend.verify import examples
 from parallel_backend.verify.examples import inputs, variants
 
-__all__ = ["family", "inputs", "module", "run", "variants", "weights"]
+__all__ = ["family", "inputs", "module", "run", "sizes", "variants", "weights"]
 
 
 @cache
@@ -50,3 +52,9 @@ def run(family: Family, state: State) -> State:
     ]
     with routed(sites if state.masks else []):
         return family.run(state)
+
+
+def sizes(family: Family, inputs: Mapping[str, Tensor]) -> list[Shape]:
+    """Return what ``Family.prediction`` needs for these inputs."""
+    picture, *others = (tuple(inputs[name].shape[1:]) for name in family.latents)
+    return [picture[1:], *others]

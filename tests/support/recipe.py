@@ -83,7 +83,7 @@ def families(root: Path) -> Iterator[Family]:
     for folder, name, rest in re.findall(r'": Row\(folder="(\w+)", name="(\w+)"(.*)\),', text):
         title = re.match(r'"""([\w.-]+)', _text(root, _TRANSFORMER.format(folder=folder)))
         yield Family(
-            folder=folder, name=name, in_files="in_files=False" not in rest, in_core="own_module=True" not in rest,
+            folder=folder, name=name, in_files="in_files=False" not in rest, in_core="in_core=False" not in rest,
             title=title[1] if title else name,
         )  # fmt: skip
 

@@ -20,8 +20,10 @@ GGUF = "parallel_backend/checkpoint/gguf_file.py"
 KERNELS, OPERATORS = (f"parallel_backend/attention/{name}.py" for name in ("kernels", "torch_operators"))
 STAND_INS = "nodes/remote/stand_in_layers.py"
 STOCK = "lab/verify/vae/stock.py"
+MINIMAX_H3 = "parallel_backend/families/minimax_h3/module.py"
 OPEN_SORA1 = "parallel_backend/families/open_sora1/module.py"
 OPEN_SORA2 = "parallel_backend/families/open_sora2/module.py"
+MINIMAX_H3_VAE = "parallel_backend/vaes/minimax_h3_module.py"
 OPEN_SORA_VAE = "parallel_backend/vaes/open_sora1_module.py"
 
 
@@ -59,13 +61,18 @@ CONVERTERS = tuple(
 )
 """diffusers' converters of the families."""
 USES = (
-    Use("diffusers.loaders.single_file_utils", "parallel_backend/families/architecture.py"),
+    Use("diffusers.loaders.single_file_utils",
+        "parallel_backend/families/architecture.py parallel_backend/families/minimax_h3/files.py"),
     *CONVERTERS,
-    Use("diffusers.configuration_utils.register_to_config", f"{OPEN_SORA1} {OPEN_SORA2} {OPEN_SORA_VAE}", "init"),
+    Use("diffusers.configuration_utils.register_to_config", f"{MINIMAX_H3} {OPEN_SORA1} {OPEN_SORA2} {OPEN_SORA_VAE}",
+        "init"),
     Use("diffusers.models.embeddings.get_timestep_embedding", OPEN_SORA1,
         "timesteps, embedding_dim, *, flip_sin_to_cos, downscale_freq_shift"),
     Use("diffusers.models.embeddings.apply_rotary_emb", OPEN_SORA2,
         "x, freqs_cis, *, use_real_unbind_dim, sequence_dim"),
+    Use("diffusers.models.transformers.transformer_minimax_h3.MINIMAX_H3_MODALITY_NUM", MINIMAX_H3),
+    Use("diffusers.models.transformers.transformer_minimax_h3.MiniMaxH3Attention.forward", MINIMAX_H3,
+        "hidden_states, rotary_emb, attention_mask", overridden=True),
     Use("diffusers.models.transformers.transformer_flux.FluxAttnProcessor", OPEN_SORA2, ""),
     Use("diffusers.models.transformers.transformer_flux.FluxPosEmbed", OPEN_SORA2, "*, theta, axes_dim"),
     Use("torch.Tensor._base", "nodes/remote/digests.py"),
@@ -92,11 +99,13 @@ USES = (
     Use("torch.utils._python_dispatch.TorchDispatchMode", BYTES),
     Use("torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__", BYTES, "func, types, args, kwargs",
         overridden=True),
+    Use("diffusers.AutoencoderKLMiniMaxH3._decode_clip", STOCK, "z"),
     Use("diffusers.Flux2Pipeline._patchify_latents", STOCK, "latents"),
     Use("diffusers.Flux2Pipeline._unpatchify_latents", STOCK, "latents"),
     Use("diffusers.LTXPipeline._denormalize_latents", STOCK, "latents, latents_mean, latents_std"),
     Use("diffusers.LTXPipeline._normalize_latents", STOCK, "latents, latents_mean, latents_std"),
-    Use("diffusers.ModelMixin._keep_in_fp32_modules", "parallel_backend/loading/partial.py"),
+    Use("diffusers.ModelMixin._keep_in_fp32_modules",
+        f"parallel_backend/loading/partial.py {MINIMAX_H3} {MINIMAX_H3_VAE}"),
     Use("diffusers.ZImageTransformer2DModel._prepare_sequence", "parallel_backend/families/z_image/transformer.py",
         "feats, pos_ids, inner_pad_mask, pad_token, noise_mask, device"),
     Use("diffusers.models.attention_dispatch._native_attention_forward_op", "lab/bench/ranks/peers.py",

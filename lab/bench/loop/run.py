@@ -204,7 +204,7 @@ def hidden(case: Case, layout: ParallelLayout, device: torch.device) -> float:
     family, seconds = family_of(model.class_name), 0.0
     shapes = {name: tuple(tensor.shape) for name, tensor in case.inputs().items()}
     streams = family.extent(model.config, shapes).streams
-    for site in family.describe(model.config).sites:
+    for site in (site for site in family.describe(model.config).sites if site.queries is None):
         block = sum(streams[name] for name in site.streams) // layout.sequence
         q = torch.randn(1, site.heads, block, site.head_dim, device=device)
         seconds += (

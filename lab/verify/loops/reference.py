@@ -8,10 +8,11 @@ from torch import Tensor
 
 from parallel_backend.denoiser.plan import split_names
 from parallel_backend.interfaces.family import Family
-from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
+from parallel_backend.interfaces.geometry import TIMESTEP, Shape
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.layout.partition import Partition
 from parallel_backend.protocol.messages import Sample
+from parallel_backend.protocol.packing import unpack
 from parallel_backend.samplers.inpainting import Inpainting
 from parallel_backend.samplers.prediction_types import PREDICTIONS, timestep
 from parallel_backend.step_loop.request_sampler import RequestSampler
@@ -79,7 +80,8 @@ class LoopRequest:
     Attributes:
         branches: inputs of each guidance branch.
         extent: token counts of the first branch.
-        x: the noised latent.
+        x: the noised latent; several are packed.
+        sizes: what ``Family.prediction`` needs.
     """
 
     def __init__(self, family: Transformer, message: Sample, tensors: Mapping[str, Tensor], warmup: int) -> None:
@@ -90,8 +92,15 @@ class LoopRequest:
         self.sampler = RequestSampler(message, self.sigmas, self.x.shape)
         self.noise = Inpainting(prediction=PREDICTIONS[message.prediction], inpainting=loop)
         first = family(0.0)
-        shapes = {name: tuple(t.shape) for name, t in {**branches[0], LATENT: self.x, TIMESTEP: self.x[:, 0]}.items()}
-        self.extent = first.extent(first.module.config, shapes)
+        self.shapes = message.latent_shapes or (tuple(self.x.shape[1:]),)
+        picture, *others = self.shapes
+        self.sizes: tuple[Shape, ...] = (picture[1:], *others)
+        inputs = {**branches[0], **self.latents(self.x), TIMESTEP: self.x[:, 0]}
+        self.extent = first.extent(first.module.config, {name: tuple(each.shape) for name, each in inputs.items()})
+
+    def latents(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the latents that the model's input ``x`` holds, by their inputs' names."""
+        return dict(zip(self.family(0.0).latents, unpack(x, self.shapes), strict=True))
 
     def calls(self) -> Iterator[Call]:
         """Yield the sampler's model calls in order."""
@@ -123,19 +132,19 @@ def pipefusion(request: LoopRequest, image: Partition) -> Tensor:
         image: image tokens of each patch.
     """
     every_patch, x = range(len(image.sizes)), request.x
-    owners = _owners(request.family(0.0), image, request.extent.values, x.shape[2:])
+    owners = _owners(request.family(0.0), image, request.extent.values, request.sizes)
     samplers = request.patch_samplers(owners, len(every_patch))
     predicted, models = x.new_zeros(len(x), image.total, request.extent.values), list[PipeFusionModel]()
     for call in request.calls():
         models = [PipeFusionModel(call.family, image) for _ in request.branches] if call.switched else models
         for patches in [every_patch] if call.whole else [range(i, i + 1) for i in every_patch]:
-            inputs = {LATENT: samplers.refresh(patches), TIMESTEP: call.time}
+            inputs = {**request.latents(samplers.refresh(patches)), TIMESTEP: call.time}
             guided = request.guided(
                 [model({**inputs, **branch}, patches) for model, branch in zip(models, request.branches, strict=True)]
             )
             start = image.offsets[patches[0]]
             predicted[:, start : start + guided.shape[1]] = guided
-            samplers.step(patches, call.family.unpatchify(predicted, x.shape[2:]))
+            samplers.step(patches, call.family.prediction(predicted, request.sizes))
     return samplers.refresh(every_patch)
 
 
@@ -151,14 +160,14 @@ def displaced(request: LoopRequest, layout: ParallelLayout, tokens: int) -> Tens
     samplers, models = request.patch_samplers(torch.zeros(()), 1), list[DisplacedModel]()
     for call in request.calls():
         models = [DisplacedModel(call.family, layout, tokens) for _ in request.branches] if call.switched else models
-        inputs = {LATENT: samplers.refresh([0]), TIMESTEP: call.time}
+        inputs = {**request.latents(samplers.refresh([0])), TIMESTEP: call.time}
         pairs = zip(models, request.branches, strict=True)
         predictions = [model({**inputs, **branch}, whole=call.whole) for model, branch in pairs]
-        samplers.step([0], call.family.unpatchify(request.guided(predictions), request.x.shape[2:]))
+        samplers.step([0], call.family.prediction(request.guided(predictions), request.sizes))
     return samplers.refresh([0])
 
 
-def _owners(family: Family, image: Partition, values: int, size: Sequence[int]) -> Tensor:
+def _owners(family: Family, image: Partition, values: int, sizes: Sequence[Shape]) -> Tensor:
     """Return the index of the patch that each value of a latent belongs to, ``[1, C, ...]``."""
     patch_of_token = torch.arange(len(image.sizes)).repeat_interleave(torch.tensor(image.sizes))
-    return family.unpatchify(patch_of_token.double().view(1, -1, 1).repeat(1, 1, values), size).abs()
+    return family.prediction(patch_of_token.double().view(1, -1, 1).repeat(1, 1, values), sizes).abs()

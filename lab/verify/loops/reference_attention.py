@@ -89,6 +89,8 @@ class CachingModel:
         routes: list[Route] = []
         batch = len(next(iter(state.streams.values())))
         for site in self.family.attentions:
+            if site.queries is not None:
+                continue  # of models that compute all tokens at once
             starts = dict(zip(site.streams, [0, lengths[site.streams[0]]], strict=False))
             tokens = torch.cat([chosen[name] + starts[name] for name in site.streams])
             ones = {name: torch.ones(batch, lengths[name], dtype=torch.bool) for name in site.streams}

@@ -17,7 +17,7 @@ from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import family_of
 from parallel_backend.interfaces import patch_plan
 from parallel_backend.interfaces.family import Family
-from parallel_backend.interfaces.geometry import IMAGE, LATENT, TIMESTEP
+from parallel_backend.interfaces.geometry import IMAGE
 from parallel_backend.interfaces.strategy import Workload
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Sample
@@ -86,19 +86,28 @@ class Loop:
         if not layout.balance:  # equal shares, as in the reference and the formulas, whatever the ranks' speeds
             layout = replace(layout, balance=(1.0,) * (layout.pipe if layout.pipe > 1 else layout.ring))
         spec = ModelSpec(path=str(model), devices=devices, dtype="float32", layout=layout)
-        return Sample(model=spec, branches=2, sampler=self.sampler, cfg=self.cfg, timestep_scale=1.0, measure="bytes")
+        return Sample(
+            model=spec, branches=2, sampler=self.sampler, cfg=self.cfg, timestep_scale=1.0, measure="bytes",
+            latent_shapes=examples.latent_shapes(self.class_name, self._inputs(0)),
+        )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the request."""
-        variant = examples.variant(self.class_name, self.variant)
-        text, tensors = self.text or variant.text, {"sigmas": torch.tensor(self.sigmas)}
-        for i, length in enumerate((text, text if variant.fixed_text else max(1, text - 2))):
-            inputs = examples.inputs(
-                self.class_name, self.variant, batch=self.batch, size=self.size, text=length, seed=i
-            )
-            tensors |= {f"{i}.{name}": value for name, value in inputs.items() if name not in (LATENT, TIMESTEP)}
-            tensors |= {"x": inputs[LATENT]} if i == 0 else {}
+        tensors = {"sigmas": torch.tensor(self.sigmas)}
+        for i in range(2):
+            x, kept = examples.loop_inputs(self.class_name, self._inputs(i))
+            tensors |= {f"{i}.{name}": value for name, value in kept.items()}
+            tensors |= {"x": x} if i == 0 else {}
         return tensors
+
+    def _inputs(self, branch: int) -> dict[str, Tensor]:
+        """Return the inputs of a branch's forward."""
+        variant = examples.variant(self.class_name, self.variant)
+        text = self.text or variant.text
+        length = text if branch == 0 or variant.fixed_text else max(1, text - 2)
+        return examples.inputs(
+            self.class_name, self.variant, batch=self.batch, size=self.size, text=length, seed=branch
+        )
 
 
 def reference_samples(

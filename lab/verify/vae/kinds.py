@@ -13,6 +13,9 @@ from parallel_backend.vaes import module_class_of
 WIDTH = 32
 """Channels of the first level; published VAEs have 128 (Wan 96)."""
 
+_SHARES = (".scale1", ".scale2")
+"""Ends of the names of what a layer of MiniMax-H3's decoder is multiplied by, which begins at 0."""
+
 Config = Mapping[str, Any]
 
 
@@ -32,8 +35,8 @@ class Kind:
         """Return the module with random weights; latent statistics, if it has any, differ from 0 and 1."""
         torch.manual_seed(0)
         module = module_class_of(self.class_name)(**self.config(width)).eval().requires_grad_(False)
-        for parameter in module.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+        for name, parameter in module.named_parameters():
+            parameter.add_(float(name.endswith(_SHARES)) + 0.05 * torch.randn_like(parameter))
         for buffer in module.buffers():
             if buffer.is_floating_point():
                 buffer.uniform_(0.5, 1.5)
@@ -124,6 +127,14 @@ def _open_sora1(width: int) -> Config:
     }  # fmt: skip
 
 
+def _minimax_h3(width: int) -> Config:
+    return {
+        "block_out_channels": [width * factor for factor in (1, 2, 2, 4, 4, 8)], "norm_num_groups": _groups(width),
+        "layers_per_block": 2, "decoder_num_layers": 2, "decoder_num_attention_heads": max(1, width // 4),
+        "latents_mean": [0.1] * 24, "latents_std": [1.5] * 24,
+    }  # fmt: skip
+
+
 KINDS: dict[str, Kind] = {
     "image": Kind(class_name="AutoencoderKL", config=lambda width: _image(width, 16)),
     "flux2": Kind(class_name="AutoencoderKLFlux2", config=lambda width: _image(width, 32)),
@@ -136,6 +147,7 @@ KINDS: dict[str, Kind] = {
     "ltx": Kind(class_name="AutoencoderKLLTXVideo", config=_ltx),
     "ltx_noisy": Kind(class_name="AutoencoderKLLTXVideo", config=_ltx_noisy),
     "mochi": Kind(class_name="AutoencoderKLMochi", config=_mochi),
+    "minimax_h3": Kind(class_name="AutoencoderKLMiniMaxH3", config=_minimax_h3),
     "open_sora1": Kind(class_name="VideoAutoencoderPipeline", config=_open_sora1),
 }
 """By the name on the command line."""

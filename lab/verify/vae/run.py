@@ -12,6 +12,7 @@ from torch import Tensor
 
 from parallel_backend.autoencoder import codec
 from parallel_backend.autoencoder.chunks import Chunks
+from parallel_backend.autoencoder.own_tiles import OwnTiles
 from parallel_backend.autoencoder.spatial import Unsplittable, formula
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.client.client import Client
@@ -171,6 +172,11 @@ class VaeComparison:
 
     def formula(self) -> tuple[int, ...]:
         """The bytes that each rank should send."""
+        (source,) = self.given.values()
+        own = OwnTiles.of(self.vae, source.shape, encode=self.asked.encode)
+        if own:
+            ranks, itemsize = min(self.asked.ranks, len(own.parts)), DTYPES[self.asked.dtype].itemsize
+            return tuple(own.bytes_sent(rank, ranks, itemsize) for rank in range(ranks))
         module = load.load_vae(self.checkpoint, self.device, DTYPES[self.asked.dtype])
         ticks: list[int] = []
         try:
@@ -178,7 +184,7 @@ class VaeComparison:
                 result = self._run(module, lambda done, total: ticks.append(done))
         except Unsplittable as reason:
             raise InvalidRequest(f"{self.asked.kind} cannot be split; it runs on one rank: {reason}") from reason
-        (source,), height = self.given.values(), self._size()[-2]
+        height = self._size()[-2]
         cut = Partition.even(height, min(self.asked.ranks, height))
         chunks = Chunks.of(self.vae, source.shape, encode=self.asked.encode)
         if len(cut.sizes) == self.asked.ranks and chunks.keep_busy(self.asked.ranks):

@@ -7,17 +7,26 @@ import torch
 from torch import Tensor
 
 from lab.engine.unclamped import Unclamped
-from parallel_backend.vaes import VAE
+from parallel_backend.vaes import VAE, TiledVAE
 from parallel_backend.vaes.ltx import NOISE, TIMESTEP
+
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of pixels in 0..1 by colour."""
 
 COMFYUI = ("AutoencoderKLLTXVideo", "AutoencoderKLMochi")
 """Classes that ``VAE.prepare`` makes decode as in ComfyUI; all other classes are unchanged."""
 
 
 def stock(module: Any, vae: VAE) -> Any:
-    """Prepare a module for the comparison: as in ComfyUI if listed in ``COMFYUI``, and without tiling."""
+    """Prepare a module for the comparison: as in ComfyUI if listed in ``COMFYUI``, and without tiling.
+
+    The tiles of a VAE that works in its own stay.
+    """
     if type(module).__name__ in COMFYUI:
         vae.prepare(module)
+    if isinstance(vae, TiledVAE):
+        module.enable_tiling(*[vae.own_tile] * 2, *[vae.own_overlap] * 2)
+        return module
     module.use_tiling = module.use_framewise_encoding = module.use_framewise_decoding = False
     return module
 
@@ -44,6 +53,9 @@ def decode(module: Any, latent: Tensor) -> Tensor:
         frames = chunks * module.config.micro_frame_size + (4 * rest - 3 if rest else 0)
         whole: Tensor = module.decode(latent, frames)
         return whole
+    if name == "AutoencoderKLMiniMaxH3":
+        mean, std = (_by_channel(values, latent) for values in (module.latent_mean, module.latent_std))
+        return _from_imagenet(_decode_clips(module, latent * std + mean))
     with Unclamped():
         pixels: Tensor = module.decode(latent).sample
     return pixels
@@ -61,6 +73,11 @@ def encode(module: Any, pixels: Tensor) -> Tensor:
     if name == "VideoAutoencoderPipeline":
         joined: Tensor = module.encode(pixels)
         return joined
+    if name == "AutoencoderKLMiniMaxH3":
+        mean, std = (_by_channel(values, pixels) for values in IMAGENET)
+        raw = module.encode(((pixels + 1) / 2 - mean) / std).latent_dist.mode().float()
+        scaled: Tensor = (raw - _by_channel(module.latent_mean, raw)) / _by_channel(module.latent_std, raw)
+        return scaled
     latent: Tensor = module.encode(pixels).latent_dist.mode()
     if name == "AutoencoderKLFlux2":
         mean, std = _flux2_statistics(module)
@@ -70,6 +87,30 @@ def encode(module: Any, pixels: Tensor) -> Tensor:
         normalised: Tensor = LTXPipeline._normalize_latents(latent, module.latents_mean, module.latents_std)
         return normalised
     return latent
+
+
+def _by_channel(values: Any, like: Tensor) -> Tensor:
+    """Return one value per channel, for videos."""
+    return torch.as_tensor(values).to(like).view(1, -1, 1, 1, 1)
+
+
+def _from_imagenet(normalised: Tensor) -> Tensor:
+    """Return pixels around -1..1 of pixels that are normalised by ImageNet's statistics."""
+    pixels = normalised.float()
+    mean, std = (_by_channel(values, pixels) for values in IMAGENET)
+    return (pixels * std + mean) * 2 - 1
+
+
+def _decode_clips(module: Any, raw: Tensor) -> Tensor:
+    """Decode MiniMax-H3's latent; as in ComfyUI also one of one or two frames, which fill no clip of diffusers'."""
+    if raw.shape[2] == 1:
+        image: Tensor = module._decode_clip(raw)
+        return image[:, :, -1:]
+    if raw.shape[2] == 2:
+        start: Tensor = module.decode(torch.cat([raw, *[raw[:, :, -1:]] * module.tokens_chunk_size], dim=2)).sample
+        return start[:, :, : module.frame_overlap]
+    video: Tensor = module.decode(raw).sample
+    return video
 
 
 def _flux2_statistics(module: Any) -> tuple[Tensor, Tensor]:

@@ -16,13 +16,14 @@ from .vae_cogvideox import COGVIDEOX_VAE
 from .vae_hunyuan_video import HUNYUAN_VIDEO_VAE
 from .vae_images import AUTOENCODER_KL, FLUX2_VAE, FORMER_AUTOENCODER_KL
 from .vae_ltx import LTX_VAE
+from .vae_minimax_h3 import MINIMAX_H3_VAE
 from .vae_mochi import MOCHI_VAE
 from .vae_open_sora1 import OPEN_SORA1_VAE
 from .vae_wan import WAN_VAE
 
 VAES: tuple[Architecture, ...] = (
     FLUX2_VAE, FORMER_AUTOENCODER_KL, AUTOENCODER_KL, COGVIDEOX_VAE, HUNYUAN_VIDEO_VAE, LTX_VAE, MOCHI_VAE, WAN_VAE,
-    OPEN_SORA1_VAE,
+    OPEN_SORA1_VAE, MINIMAX_H3_VAE,
 )  # fmt: skip
 """Architectures of VAEs. AutoencoderKL comes after those that have all of its names and more."""
 

@@ -19,6 +19,11 @@ _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "only diffusion transformers can run in parallel; load it with ComfyUI's own loader",
     ),
     (_TEXT_ENCODER, "a text encoder", "load it with ComfyUI's Load CLIP"),
+    (
+        ("pre_block.attn.zero_k_bias",),
+        "MiniMax-H3's VAE of sound",
+        "ComfyUI itself runs it; load it with Load VAE, without Parallel VAE behind it",
+    ),
 )
 """Parts of names, one of which every such file has, what it holds, and what would work."""
 

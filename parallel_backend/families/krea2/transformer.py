@@ -110,7 +110,7 @@ class Krea2(Family):
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """As in ComfyUI, the latent is padded to whole patches, and the timestep stays float32."""
         image, (_, ids) = self.image(inputs), self._tokens(inputs)
-        text, mask = inputs["encoder_hidden_states"].to(self.dtype), inputs.get(TEXT_MASK)
+        text, mask = inputs["encoder_hidden_states"], inputs.get(TEXT_MASK)
         tables = {
             TEXT: joint_attention.rope(self.module.rotary_emb, ids.new_zeros(text.shape[1], _AXES)),
             IMAGE: joint_attention.rope(self.module.rotary_emb, ids),
@@ -121,13 +121,22 @@ class Krea2(Family):
             context["reference_modulation"] = self._modulation(inputs[_REFERENCE_TIMESTEP])[1]
             places = torch.arange(image.shape[1], device=image.device)
             tables[IMAGE]["is_reference"] = (places >= image.shape[1] - inputs["reference"].shape[1])[None]
-        fused = self.module.text_fusion(text, attention_mask=None if mask is None else mask.bool()[:, None, None])
         return State(
-            streams={TEXT: self.module.txt_in(fused), IMAGE: image},
+            streams={TEXT: self._fused(text, mask), IMAGE: image},
             tables=tables,
             masks={} if mask is None else {TEXT: mask.bool()},
             context=context,
         )
+
+    def _fused(self, text: Tensor, mask: Tensor | None) -> Tensor:
+        """Run the text's own layers, which do not depend on time, so a run computes them once."""
+
+        def compute() -> Tensor:
+            keys = None if mask is None else mask.bool()[:, None, None]
+            out: Tensor = self.module.txt_in(self.module.text_fusion(text.to(self.dtype), attention_mask=keys))
+            return out
+
+        return self.once(TEXT, (text, mask), compute)
 
     def head(self, state: State) -> Tensor:
         prediction: Tensor = self.module.final_layer(state.streams[IMAGE], state.context["temb"])

@@ -81,6 +81,6 @@ ARCHITECTURE = Architecture(
     layers=_LAYERS,
     renamed={"proj_in": "patchify_proj"},
     expected=_expected,
-    foreign={"audio_": "LTX-2 with audio", "keyframes_abs_pos_embedding": "LTX with positions of keyframes"},
+    foreign={"keyframes_abs_pos_embedding": "LTX with positions of keyframes"},
     pipeline=_pipeline,
 )  # fmt: skip

@@ -15,7 +15,7 @@ ENTRIES = (
         Has(
             "BASE",
             "latent_format",
-            by=f"{MODEL} {WAN} {LTX}",
+            by=f"{WAN} {LTX}",
             why="channels of the latent",
         ),
         Overrides("BASE.get_model(state_dict, prefix, device)", by=CUSTOM_MODEL, why="a custom model class"),

@@ -75,6 +75,11 @@ ENTRIES = (
         Calls("VAE.spacial_compression_encode()", by="nodes/vae.py", why="whether tiles were used"),
     ),
     *core_module(
+        "comfy.nested_tensor",
+        Has("NestedTensor", "is_nested", by="nodes/vae.py", why="a video with sound"),
+        Calls("NestedTensor.unbind()", by="nodes/vae.py", why="the video of it, which VAEDecode takes"),
+    ),
+    *core_module(
         "comfy_extras.nodes_lt_upsampler",
         ReadsOnly(
             "",

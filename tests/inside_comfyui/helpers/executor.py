@@ -70,15 +70,19 @@ class Executor:
         server = SimpleNamespace(client_id="test", last_node_id=None, send_sync=self._sent, last_prompt_id=None)
         self._executor = execution.PromptExecutor(server, cache_args={"ram": 0.0, "ram_inactive": 0.0, "lru": 0})
 
-    def run(self, prompt: Prompt) -> list[Any]:
+    def run(self, prompt: Prompt, *others: str) -> list[Any]:
         """Run a prompt and return what its ``Recorder`` nodes got.
+
+        Args:
+            prompt: what runs.
+            *others: output nodes that run, too.
 
         Raises:
             NodeFailed: a node failed.
         """
         Recorder.kept, self.executed, self.texts = [], [], {}
         outputs = [node_id for node_id, node in prompt.items() if node["class_type"] == "Recorder"]
-        self._executor.execute(prompt, uuid.uuid4().hex, {"client_id": "test"}, outputs)
+        self._executor.execute(prompt, uuid.uuid4().hex, {"client_id": "test"}, [*outputs, *others])
         failed = [data for event, data in self._executor.status_messages if event == "execution_error"]
         if failed:
             raise NodeFailed(failed[0]["exception_message"], failed[0]["exception_type"])

@@ -18,7 +18,7 @@ from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
 from helpers.layout_cover import layouts
 from helpers.parallel_model import CASE, latent, prompt
-from natives.files import FILE_CASES
+from natives.files import FILE_CASES, metadata
 from safetensors.torch import save_file
 
 import nodes
@@ -32,6 +32,8 @@ FAMILIES = (
     pytest.param("qwen_image image", marks=pytest.mark.newest),
     pytest.param("z_image image", marks=pytest.mark.newest),
     pytest.param("krea2 image", marks=pytest.mark.newest),
+    pytest.param("ltx2 2", marks=pytest.mark.newest),
+    pytest.param("minimax_h3 pruned", marks=pytest.mark.newest),
 )
 """Fused rows, rows under other names, diffusers' own names, and both."""
 BLOCKS = ("Q8_0", "Q4_1", "IQ4_NL", "Q5_0", "Q4_K")
@@ -58,11 +60,11 @@ def sampled(sample: Callable[..., torch.Tensor], model: Any, case: Any) -> torch
 def test_sampling_equals_comfyui_with_the_decoded_weights(
     name: str, suffix: str, folder: Path, load_remote: Callable[..., Loaded]
 ) -> None:
-    file = folder / f"{name}.{suffix}"
+    file, said = folder / f"{name}.{suffix}", metadata(FILE_CASES[name])
     if suffix == "gguf":
-        decoded = compressed_files.write_gguf(file, weights(name), *BLOCKS)
+        decoded = compressed_files.write_gguf(file, weights(name), *BLOCKS, said=said)
     else:
-        decoded = compressed_files.write_described(file, weights(name), *compressed_files.FORMATS)
+        decoded = compressed_files.write_described(file, weights(name), *compressed_files.FORMATS, said=said)
     assert f"diffusion_models/{file.name}" in checkpoints.listed_names()
     reference = native(name)
     reference.model.diffusion_model.load_state_dict(decoded)

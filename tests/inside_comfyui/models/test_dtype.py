@@ -23,7 +23,7 @@ from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.families.registry import family_of
 from any_folder_name.parallel_backend.protocol.model_spec import Devices
 from helpers import compressed_files
-from natives.files import FILE_CASES, FIRST_FILES
+from natives.files import FILE_CASES, FIRST_FILES, metadata
 from safetensors.torch import save_file
 
 GPUS = Devices(kind="cuda", indices=(0, 1))
@@ -49,7 +49,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def bridge(tmp_path: Path, case: str, dtype: torch.dtype) -> Any:
     tiny = replace(FILE_CASES[case], unet={**FILE_CASES[case].unet, **FIXED.get(case, {})})
     weights = tiny.native().model.diffusion_model.state_dict()
-    save_file({name: tensor.to(dtype).contiguous() for name, tensor in weights.items()}, tmp_path / "tiny.safetensors")
+    stored = {name: tensor.to(dtype).contiguous() for name, tensor in weights.items()}
+    save_file(stored, tmp_path / "tiny.safetensors", metadata(tiny))
     return bridge_for(open_checkpoint(tmp_path / "tiny.safetensors"))
 
 

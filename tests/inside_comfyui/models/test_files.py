@@ -24,14 +24,12 @@ from any_folder_name.parallel_backend.loading.weight_source import WeightSource
 from helpers.inside_fixtures import Loaded, ksampler, native_case, parallel_sampler, relative_error
 from helpers.layout_cover import layouts
 from natives import CASES, FIRST, HEAVY, cogvideox, z_image
-from natives.files import FILE_CASES
+from natives.files import FILE_CASES, in_metadata, metadata
 from natives.loadable import by_image_model
 from safetensors.torch import save_file
 
 CLOSE = 1e-4
 PREFIX = "model.diffusion_model."
-IN_METADATA = {"causal_temporal_positioning"}
-"""What ComfyUI reads from a file's metadata."""
 NAMES = [
     pytest.param(name, marks=pytest.mark.newest if name in HEAVY or name not in FIRST else ()) for name in FILE_CASES
 ]
@@ -67,8 +65,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def save(path: Path, native: Any, prefix: str = "", **transformer: Any) -> None:
     """Save a native model, with entries of its config that files hold as metadata."""
     weights = native.model.diffusion_model.state_dict()
-    metadata = {"config": json.dumps({"transformer": transformer})}
-    save_file({prefix + name: tensor.clone().contiguous() for name, tensor in weights.items()}, path, metadata)
+    said = {"config": json.dumps({"transformer": transformer})}
+    save_file({prefix + name: tensor.clone().contiguous() for name, tensor in weights.items()}, path, said)
 
 
 @pytest.fixture
@@ -81,7 +79,7 @@ def load_file(files: Path, load_remote: Callable[..., Loaded]) -> Callable[..., 
             save(
                 file,
                 native_file(name),
-                **{key: FILE_CASES[name].unet[key] for key in IN_METADATA & FILE_CASES[name].unet.keys()},
+                **in_metadata(FILE_CASES[name]),
             )
         return load_remote(layout, name=f"diffusion_models/{file.name}").model
 
@@ -95,7 +93,8 @@ def test_the_published_architecture_is_recognised(name: str, tmp_path: Path) -> 
     folder = open_checkpoint(tmp_path)
     bridge = bridge_for(folder)
     weights = dict(meta_module(bridge.native_class, bridge.unet_config()).state_dict())
-    found = recognise({key: tuple(tensor.shape) for key, tensor in weights.items()}, {}, architectures())
+    said = metadata(replace(case, unet=bridge.unet_config()))
+    found = recognise({key: tuple(tensor.shape) for key, tensor in weights.items()}, said, architectures())
     assert (found.class_name, found.native) == (case.transformer, case.transformer != "QwenImageTransformer2DModel")
     published = folder.config("transformer")
     given = {key: value for key, value in published.items() if value is not None}

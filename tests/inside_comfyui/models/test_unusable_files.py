@@ -16,7 +16,7 @@ from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from helpers.inside_fixtures import loader_node, validated
 from helpers.native_vaes import video_weights
-from natives.files import FILE_CASES, FIRST_FILES
+from natives.files import FILE_CASES, FIRST_FILES, metadata
 from safetensors.torch import save_file
 
 Weights = dict[str, torch.Tensor]
@@ -51,8 +51,8 @@ def clip_of(path: Path, native: Any) -> Any:
     return checkpoint_clip(handle, bridge_for(checkpoint).text, native)
 
 
-def save(path: Path, *weights: Weights) -> Path:
-    save_file({key: each.clone().contiguous() for part in weights for key, each in part.items()}, path)
+def save(path: Path, *weights: Weights, said: dict[str, str] | None = None) -> Path:
+    save_file({key: each.clone().contiguous() for part in weights for key, each in part.items()}, path, said)
     return path
 
 
@@ -123,7 +123,7 @@ def test_text_encoders_in_parts_are_refused_before_comfyui_reads_one(folder: Pat
 
 @pytest.mark.parametrize("name", FIRST_FILES)
 def test_comfyui_looks_for_text_encoders_under_one_name(name: str, tmp_path: Path) -> None:
-    save(tmp_path / "tiny.safetensors", native_file(name))
+    save(tmp_path / "tiny.safetensors", native_file(name), said=metadata(FILE_CASES[name]))
     config = bridge_for(open_checkpoint(tmp_path / "tiny.safetensors")).core_config()
     # No published file of Chroma has text encoders. One that has is refused like a file without any.
     assert config.text_encoder_key_prefix == ["cond_stage_model." if name.startswith("chroma") else "text_encoders."]

@@ -8,7 +8,7 @@ from any_folder_name.parallel_backend.families.registry import FAMILIES
 from natives.case import Case
 
 MODULES = sorted(
-    (import_module(f"natives.{row.folder}") for row in FAMILIES.values() if row.in_files and not row.own_module),
+    (import_module(f"natives.{row.folder}") for row in FAMILIES.values() if row.in_files and row.in_core),
     key=lambda module: hasattr(module, "SINCE"),
 )
 """The families' files. A case has the same place in ``CASES`` everywhere: what not every version has comes last.

@@ -9,8 +9,8 @@ from typing import Any
 
 import comfy.model_detection
 import comfy.model_patcher
-import diffusers
 import torch
+from any_folder_name.parallel_backend.families.modules import module_class_of
 from helpers import dynamic_vram
 from torch import Tensor
 
@@ -77,7 +77,7 @@ class Case:
 
     def write(self, folder: Path, native: comfy.model_patcher.ModelPatcher) -> None:
         """Save the native model's weights as a diffusers checkpoint."""
-        transformer = getattr(diffusers, self.transformer)(**self.config)
+        transformer = module_class_of(self.transformer)(**self.config)
         weights = {name: tensor.clone() for name, tensor in native.model.diffusion_model.state_dict().items()}
         transformer.load_state_dict(self.converted(weights))
         self.describe(folder, self.config)
@@ -85,7 +85,7 @@ class Case:
 
     def describe(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Write the JSON files of a checkpoint without weights. diffusers' defaults complete ``config``."""
-        parameters = inspect.signature(getattr(diffusers, self.transformer)).parameters
+        parameters = inspect.signature(module_class_of(self.transformer)).parameters
         full_config = {name: parameter.default for name, parameter in parameters.items()} | dict(config)
         index = {"_class_name": self.pipeline, "transformer": ["diffusers", self.transformer]}
         (folder / "transformer").mkdir(parents=True)
@@ -101,8 +101,8 @@ class Case:
         random = seeded(seed)
         tokens, width = self.text
         text, extra = random(1, tokens - shorter, width), self.extra(random)
-        if "attention_mask" in extra:
-            extra["attention_mask"] = extra["attention_mask"][:, : text.shape[1]]
+        for name in {"attention_mask", "minimax_token_tags"} & extra.keys():
+            extra[name] = extra[name][..., : text.shape[1]]
         return [[text, extra]]
 
 

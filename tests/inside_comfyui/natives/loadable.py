@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from natives import PRESENT, name_of
 from natives.case import Case, Random, Sampling
-from natives.files import FILE_CASES, FIRST_FILES
+from natives.files import FILE_CASES, FIRST_FILES, in_metadata
 
 Detect = Callable[..., dict[str, Any] | None]
 
@@ -44,10 +44,10 @@ ASSUMED = by_image_model(PRESENT)
 Newer versions read Flux's and Flux.2's from the file. Theirs are the same.
 """
 
-METADATA = {
+METADATA: dict[str, tuple[str, ...]] = {
     "ltx": ("num_attention_heads", "caption_channels", "causal_temporal_positioning"),
 }
-"""What ComfyUI reads from a file's metadata, as LTX-Video's files have it."""
+"""What ComfyUI reads from a file's metadata, as files of LTX-Video have it."""
 
 
 def with_assumed_sizes(detect: Detect) -> Detect:
@@ -88,7 +88,7 @@ def write(name: str, folder: Path) -> None:
         return
     case = CASES[name]
     weights = case.native().model.diffusion_model.state_dict()
-    config = {key: case.unet[key] for key in METADATA.get(name.split()[0], ())}
+    config = {key: case.unet[key] for key in METADATA.get(name.split()[0], ())} or in_metadata(case)
     save_file(
         {key: tensor.contiguous() for key, tensor in weights.items()},
         path,

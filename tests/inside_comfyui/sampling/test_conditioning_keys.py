@@ -26,14 +26,16 @@ from natives import CASES
 CLOSE, FAR = 1e-4, 1e-2
 CLASSES = (
     "Flux", "Flux2", "HunyuanVideo", "HunyuanVideoI2V", "LTXV", "GenmoMochi", "PixArt", "QwenImage", "SD3", "WAN21",
-    "WAN22", "Lumina2", "CogVideoX", "Krea2",
+    "WAN22", "Lumina2", "CogVideoX", "Krea2", "LTXAV", "MiniMaxH3",
 )  # fmt: skip
 OF_SAMPLING = {"device", "noise", "seed", "latent_image", "denoise_mask"}
 """What ComfyUI adds itself."""
 WORKING = {
     "cross_attn", "pooled_output", "attention_mask", "attention_mask_img_shape", "guidance", "width", "height",
     "aspect_ratio", "frame_rate", "keyframe_idxs", "guide_attention_entries", "guiding_frame_index", "ofs",
-    "concat_mask_index", "reference_latents_method", "cross_attn_controlnet", "generated_keyframes",
+    "concat_mask_index", "reference_latents_method", "cross_attn_controlnet", "generated_keyframes", "latent_shapes",
+    "minimax_token_tags", "minimax_keyframes", "minimax_refs", "minimax_visual_cond_noise_aug",
+    "minimax_audio_cond_noise_aug", "ref_audio", "unprocessed_ltxav_embeds",
 }  # fmt: skip
 """What a family's bridge takes or checks. Tests of the families show it, and those below."""
 

@@ -228,7 +228,7 @@ def test_gpus_that_draw_other_noise(
     monkeypatch.setattr(loaded.model.model.diffusion_model, "handle", SimpleNamespace(spec=spec))
     prompts = {"positive": conditioning(1), "negative": conditioning(2)}
     for sampler, device_matters in (("euler_ancestral", True), ("dpmpp_2m_sde_gpu", True), ("dpmpp_2m_sde", False)):
-        reason = loop_choice.reason_for_comfyui(model, sampler, **prompts)
+        reason = loop_choice.reason_for_comfyui(model, sampler, masked=False, **prompts)
         assert bool(reason) == (device_matters and not same)
 
 

@@ -65,6 +65,16 @@ CONFIGS: dict[str, Callable[[], Any]] = {
             "deepstack_visual_indexes": [5, 11, 17],
         },
     ),
+    "VL 32B": lambda: transformers.Qwen3VLConfig(
+        text_config={
+            "vocab_size": 151936, "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64,
+            "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+        },
+        vision_config={
+            "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "out_hidden_size": 5120,
+            "deepstack_visual_indexes": [8, 16, 24],
+        },
+    ),
     "llava": lambda: transformers.LlavaConfig(
         text_config=CONFIGS["8B"](), vision_config={"model_type": "clip_vision_model", "num_hidden_layers": 1}
     ),
@@ -107,6 +117,8 @@ ALL_CASES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "krea": ("KREA2", (("Qwen3VLModel", "VL 4B"),)),
     "krea with its head": ("KREA2", (("Qwen3VLForConditionalGeneration", "VL 4B"),)),
     "ltx": ("LTXV", (XXL,)),
+    "minimax": ("MINIMAX", (("Qwen3VLModel", "VL 32B"),)),
+    "minimax with its head": ("MINIMAX", (("Qwen3VLForConditionalGeneration", "VL 32B"),)),
     "mochi": ("MOCHI", (XXL,)),
     "pixart": ("PIXART", (XXL,)),
 }

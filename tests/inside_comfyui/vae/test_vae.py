@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import comfy.model_management
+import comfy.nested_tensor
 import comfy.sd
 import pytest
 import torch
@@ -40,6 +41,16 @@ def test_every_way_to_decode(loaded: Loaded, latent: dict[str, Any]) -> None:
     for pixels in results:
         assert pixels.shape == (2 * 5, 32, 24, 3)
         assert torch.equal(pixels, expected)
+
+
+def test_of_a_video_with_sound_the_video_is_decoded(loaded: Loaded, latent: dict[str, Any]) -> None:
+    """As VAEDecode does; a node that hands the VAE both is told what to pass."""
+    both = comfy.nested_tensor.NestedTensor((latent["samples"], torch.zeros(2, 8, 5, 16)))
+    expected = ParallelVAEDecode.execute(latent, loaded.vae).args[0]
+    assert torch.equal(ParallelVAEDecode.execute({"samples": both}, loaded.vae).args[0], expected)
+    assert torch.equal(core_nodes.VAEDecode().decode(loaded.vae, {"samples": both})[0], expected)
+    with pytest.raises(InvalidRequest, match=r"several tensors \(video with audio\)"):
+        loaded.vae.decode(both)
 
 
 def test_every_way_to_encode(loaded: Loaded) -> None:

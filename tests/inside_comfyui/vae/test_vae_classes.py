@@ -40,7 +40,7 @@ VIDEO, IMAGE = LatentScale(channels=16, spatial=8, temporal=4), LatentScale(chan
 def write(folder: Path, class_name: str, config: dict[str, Any]) -> Checkpoint:
     """Write a checkpoint with only the class names and the VAE's config."""
     (folder / "vae").mkdir(parents=True, exist_ok=True)
-    of_core = [name for name, row in FAMILIES.items() if not row.own_module]
+    of_core = [name for name, row in FAMILIES.items() if row.in_core]
     family = next(name for name in of_core if class_name in bridge_class(name).vaes)
     index = {"transformer": ["diffusers", family], "vae": ["diffusers", class_name]}
     (folder / "model_index.json").write_text(json.dumps(index))

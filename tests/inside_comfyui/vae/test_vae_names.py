@@ -1,6 +1,7 @@
 """Published VAEs, as ComfyUI creates them: their names and shapes without weights."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import comfy.ldm.genmo.vae.model
@@ -8,13 +9,13 @@ import comfy.ldm.lightricks.vae.causal_video_autoencoder as lightricks
 import comfy.ldm.models.autoencoder
 import comfy.ldm.wan.vae
 import comfy.ldm.wan.vae2_2
-import diffusers
 import pytest
 import torch
 from any_folder_name.parallel_backend.checkpoint.architectures import VAES, architecture_of, recognise
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.loading.partial import empty
 from any_folder_name.parallel_backend.loading.row_map import Shape, converted
+from any_folder_name.parallel_backend.vaes import module_class_of
 from diffusers.loaders import single_file_utils
 from helpers import dynamic_vram
 from natives import HAS_COGVIDEOX
@@ -39,6 +40,12 @@ def _cogvideox() -> Any:
     return AutoencoderKLCogVideoX()
 
 
+def _minimax_h3() -> Any:
+    from comfy.ldm.minimax.vae import MiniMaxH3VideoVAE
+
+    return MiniMaxH3VideoVAE()
+
+
 PUBLISHED: dict[str, tuple[str, Callable[[], Any]]] = {
     "sd": ("AutoencoderKL", lambda: _kl(4)),
     "flux2": ("AutoencoderKLFlux2", lambda: _kl(32, batch_norm_latent=True)),
@@ -51,6 +58,7 @@ PUBLISHED: dict[str, tuple[str, Callable[[], Any]]] = {
         for number, version in enumerate(("090", "091", "095"))
     },
     **({"cogvideox": ("AutoencoderKLCogVideoX", _cogvideox)} if HAS_COGVIDEOX else {}),
+    **({"minimax_h3": ("AutoencoderKLMiniMaxH3", _minimax_h3)} if find_spec("comfy.ldm.minimax") else {}),
 }
 """diffusers' class, and ComfyUI's module, of each published VAE."""
 
@@ -72,7 +80,7 @@ def test_a_published_file_fits_diffusers_class(name: str) -> None:
     shapes = published(name)
     found = recognise(shapes, {}, VAES)
     assert found.class_name == PUBLISHED[name][0]
-    module = empty(getattr(diffusers, found.class_name), found.config, torch.float32)
+    module = empty(module_class_of(found.class_name), found.config, torch.float32)
     rows = converted(shapes, architecture_of(found.class_name).to_diffusers) if found.native else None
     ours = shapes if rows is None else {
         key: (each.count, *shapes[each.source][1:]) if shapes[each.source] else () for key, each in rows.items()

@@ -3,7 +3,7 @@
 import pytest
 
 from lab.synchronisations import PAGE, numbers
-from parallel_backend.families.registry import FAMILIES
+from parallel_backend.families.registry import FAMILIES, family_of
 from tests.ranks.stand_in.first_variants import FIRSTS
 from tests.support.stand_in.requests import FEW, HYBRID, LAYOUTS, WITHIN_FRAMES
 
@@ -19,7 +19,13 @@ def spread(cases):
     ]
 
 
-@pytest.mark.parametrize(("family", "layout"), spread(LAYOUTS))
+def exact(cases):
+    """Leave out stale patches of the families that predict picture and sound together, which refuse them."""
+    several = {family for family, (class_name, _) in FIRSTS.items() if len(family_of(class_name).latents) > 1}
+    return [case for case in cases if case.values[0] not in several or "stale" not in case.values[1]]
+
+
+@pytest.mark.parametrize(("family", "layout"), exact(spread(LAYOUTS)))
 def test_loop_and_forward(check, small, layout, family):
     answers = check(small(family).loop(layout, texts_differ=layout == HYBRID))
     if "pipe" not in layout:  # which prepares each patch when it first streams

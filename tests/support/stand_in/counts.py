@@ -20,6 +20,8 @@ from .requests import CODING, Small
 NARROW = 8
 _FRAMES = 7
 """Latent frames of a video, which is three parts or more of every VAE: the host does not wait after the last one."""
+_MORE_FRAMES = {"minimax_h3": 17}
+"""The same for a VAE whose parts are longer clips."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ def of_family(class_name: str, variant: str, folder: Path) -> Counts:
 def of_vae(kind: str, folder: Path) -> Counts:
     """Count in a part of a decode and of an encode. Where bytes are counted, the ranks ask after each part."""
     path = kinds.write(folder, KINDS[kind].module(NARROW))
-    rank, size = _Rank(), {"frames": _FRAMES, "rows": 2, "columns": 2}
+    rank, size = _Rank(), {"frames": _MORE_FRAMES.get(kind, _FRAMES), "rows": 2, "columns": 2}
     by_work = {}
     for task, request in CODING.items():
         message, tensors = request(path, ranks=1, **size)

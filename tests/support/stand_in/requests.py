@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from parallel_backend.checkpoint.opening import open_checkpoint
-from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Decode, Encode, Forward, RankRequest, Sample
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
@@ -73,10 +72,12 @@ class Small:
         tensors = {"sigmas": torch.linspace(1, 0, steps + 1)}
         for i, text in enumerate((variant.text, shorter)):
             inputs = examples.inputs(self.class_name, self.variant, batch=2, text=text, seed=i)
-            tensors |= {"x": inputs[LATENT]} | {
-                f"{i}.{name}": value for name, value in inputs.items() if name not in (LATENT, TIMESTEP)
-            }
-        message = Sample(model=self._spec(layout), sampler="euler", cfg=3.0, branches=2, timestep_scale=1.0)
+            x, kept = examples.loop_inputs(self.class_name, inputs)
+            tensors |= {"x": x} | {f"{i}.{name}": value for name, value in kept.items()}
+        message = Sample(
+            model=self._spec(layout), sampler="euler", cfg=3.0, branches=2, timestep_scale=1.0,
+            latent_shapes=examples.latent_shapes(self.class_name, inputs),
+        )  # fmt: skip
         return message, tensors
 
     def forward(self, layout: str, *, text: int | None = None, branches: int = 0) -> Request:

@@ -43,6 +43,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "layers_per_block": [1] * 5,
         },
     ),
+    "minimax_h3": (
+        "AutoencoderKLMiniMaxH3",
+        {
+            "block_out_channels": [8] * 6, "layers_per_block": 1, "norm_num_groups": 4, "decoder_num_layers": 2,
+            "decoder_num_attention_heads": 1, "latents_mean": [0.1] * 24, "latents_std": [1.5] * 24,
+        },
+    ),
     "open_sora1": (
         "VideoAutoencoderPipeline",
         {

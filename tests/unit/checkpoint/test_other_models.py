@@ -111,8 +111,6 @@ OTHER_MODELS: list[tuple[str, str, str]] = [
     ("HunyuanVideoTransformer3DModel", "cond_type_embedding.weight", "HunyuanVideo 1.5"),
     ("PixArtTransformer2DModel", "temporal_transformer_blocks.0.attn1.to_q.weight", "Latte"),
     ("PixArtTransformer2DModel", "blocks.0.attn_temp.qkv.weight", "Open-Sora 1.0 or 1.1"),
-    ("LTXVideoTransformer3DModel", "audio_proj_in.weight", "LTX-2 with audio"),
-    ("LTXVideoTransformer3DModel", "transformer_blocks.0.audio_attn1.to_q.weight", "LTX-2 with audio"),
     ("LTXVideoTransformer3DModel", "keyframes_abs_pos_embedding", "LTX with positions of keyframes"),
     ("ChromaTransformer2DModel", "nerf_blocks.0.norm.scale", "Chroma Radiance"),
     ("FluxTransformer2DModel", "controlnet_blocks.0.weight", "a ControlNet"),
@@ -137,7 +135,6 @@ def test_a_model_with_more_layers_is_another_model(tmp_path, class_name, name, m
         ("CogView4Transformer2DModel", {}, "the file holds CogView4"),
         ("FluxControlNetModel", {}, "the file holds a ControlNet"),
         ("HunyuanVideoFramepackTransformer3DModel", {"has_clean_x_embedder": True}, "the file holds .* FramePack"),
-        ("LTX2VideoTransformer3DModel", {}, "the file holds LTX-2"),
         (
             "LatteTransformer3DModel",
             {"sample_size": 8, "in_channels": 4, "caption_channels": 24, "patch_size": 2},

@@ -23,6 +23,10 @@ OPEN_SORA1: dict[str, Any] = {
     "block_out_channels": [32, 64, 64, 64], "layers_per_block": 1, "filters": 32, "num_res_blocks": 2,
     "channel_multipliers": [1, 2, 2, 3], "temporal_downsample": [True, False, True], "embed_dim": 6,
 }  # fmt: skip
+MINIMAX_H3: dict[str, Any] = {
+    "block_out_channels": [32, 32, 64, 32, 32, 64], "layers_per_block": 1, "decoder_num_layers": 2,
+    "decoder_num_attention_heads": 3, "decoder_num_register_tokens": 2, "decoder_ffn_mult": 2,
+}  # fmt: skip
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     name: EXAMPLES[name] for name in ("wan21", "wan22", "ltx", "ltx_noisy", "mochi")
 } | {
@@ -31,6 +35,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "flux2": ("AutoencoderKLFlux2", IMAGE),
     "hunyuan_video": ("AutoencoderKLHunyuanVideo", GROUPS),
     "cogvideox": ("AutoencoderKLCogVideoX", GROUPS),
+    "minimax_h3": ("AutoencoderKLMiniMaxH3", MINIMAX_H3),
     "open_sora1": ("VideoAutoencoderPipeline", OPEN_SORA1),
 }
 SCALING = ("scaling_factor", "shift_factor", "latents_mean", "latents_std")

@@ -10,7 +10,7 @@ from parallel_backend.distributed.world import world
 from parallel_backend.engine.kept_tensors import KeptTensors
 from parallel_backend.engine.runs import MOST, Runs
 from parallel_backend.engine.shared_tensors import complete, share_changing, share_constant
-from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
+from parallel_backend.interfaces.geometry import LATENT, SOUND, TIMESTEP
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.frames import TensorMeta
 from parallel_backend.protocol.messages import CHANGING, Forward
@@ -33,7 +33,7 @@ METAS = (
 
 
 def test_latent_and_timestep_have_the_names_that_families_know() -> None:
-    assert CHANGING == (LATENT, TIMESTEP)
+    assert CHANGING == (LATENT, SOUND, TIMESTEP)
 
 
 def test_steps_that_differ_in_latent_and_timestep_repeat_each_other() -> None:

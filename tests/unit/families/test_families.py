@@ -10,7 +10,6 @@ import torch
 
 from parallel_backend.families.modules import module_class_of
 from parallel_backend.families.registry import FAMILIES, family_of
-from parallel_backend.interfaces.geometry import LATENT
 from parallel_backend.loading import partial as weights
 from tests.support import families
 
@@ -33,7 +32,7 @@ def test_three_parts_equal_stock(name, kind):
     assert {key: stream.shape[1] for key, stream in state.streams.items()} == dict(extent.streams)
     tokens = family.head(families.run(family, state))
     assert tokens.shape[2] == extent.values
-    got, wanted = family.unpatchify(tokens, inputs[LATENT].shape[2:]), family.stock(inputs)
+    got, wanted = family.prediction(tokens, families.sizes(family, inputs)), family.stock(inputs)
     assert got.shape == wanted.shape
     assert wanted.std() > 0.01
     assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
@@ -55,7 +54,7 @@ def test_half_precision_equals_stock(name, kind):
     family.blocks = [replace(block, run=partial(record_dtypes, block.run)) for block in family.blocks]
     state = families.run(family, family.embed(inputs))
     assert dtypes == {family.dtype}  # as each stage of a pipeline expects
-    got = family.unpatchify(family.head(state), inputs[LATENT].shape[2:])
+    got = family.prediction(family.head(state), families.sizes(family, inputs))
     stock, wanted = family.stock(inputs), exact.stock(inputs)
     assert got.dtype == stock.dtype == torch.bfloat16
     # Two or three roundings of 2**-9 relative to the largest value. Most adapters equal stock bit by bit.

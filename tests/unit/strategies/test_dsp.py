@@ -22,7 +22,8 @@ def plan(class_name, layout, *, frames=16, side=32, batch=1, branches=2):
     return DenoisingPlan(
         layout=ParallelLayout.parse(layout),
         geometry=family.describe(config),
-        latents=(shapes[LATENT],) * branches,
+        samples=(shapes[LATENT][0],) * branches,
+        latents=({LATENT: shapes[LATENT][1:]},) * branches,
         extents=(family.extent(config, shapes),) * branches,
         alike=("same",) * branches,
         skipped=(frozenset(),) * branches,
