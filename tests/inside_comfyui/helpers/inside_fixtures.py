@@ -199,8 +199,12 @@ def _sample(node: Any, model: Any, latent: dict[str, Any], options: dict[str, An
     return node(model=model, latent_image=latent, **(defaults | options))
 
 
+def parts_of(latent: Any) -> list[torch.Tensor]:
+    """Return the tensors of a nested latent, or the only one."""
+    return list(latent.unbind()) if latent.is_nested else [latent]
+
+
 def relative_error(ours: Any, reference: Any) -> float:
     """Return the largest difference divided by the largest value; of nested latents, that of the worst."""
-    if reference.is_nested:
-        return max(relative_error(*pair) for pair in zip(ours.unbind(), reference.unbind(), strict=True))
-    return float((ours - reference).abs().max() / reference.abs().max())
+    pairs = zip(parts_of(ours), parts_of(reference), strict=True)
+    return max(float((found - wanted).abs().max() / wanted.abs().max()) for found, wanted in pairs)

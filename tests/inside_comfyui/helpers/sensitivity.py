@@ -24,8 +24,17 @@ def limit(model: Any, sample: Callable[[Any], torch.Tensor], reference: torch.Te
     return max(close, *(ROUNDING * relative_error(_with(model, sample, change), reference) for change in CHANGES))
 
 
+def scale_predictions(module: torch.nn.Module, factor: float) -> Any:
+    """Let a transformer's predictions change by a factor, and return the hook's handle."""
+
+    def scaled(module: torch.nn.Module, args: Any, prediction: Any) -> Any:
+        return [part * factor for part in prediction] if isinstance(prediction, list) else prediction * factor
+
+    return module.register_forward_hook(scaled)
+
+
 def _with(model: Any, sample: Callable[[Any], torch.Tensor], change: float) -> torch.Tensor:
-    hook = model.model.diffusion_model.register_forward_hook(lambda module, args, prediction: prediction * change)
+    hook = scale_predictions(model.model.diffusion_model, change)
     try:
         return sample(model)
     finally:

@@ -17,8 +17,8 @@ import torch
 from any_folder_name.nodes.bridges.refusals import Unavailable
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from helpers.executor import Executor, Given, NodeFailed, Prompt
-from helpers.inside_fixtures import relative_error
-from helpers.sensitivity import CHANGES, ROUNDING
+from helpers.inside_fixtures import parts_of, relative_error
+from helpers.sensitivity import CHANGES, ROUNDING, scale_predictions
 from mixtures.drawing import Mixture
 from mixtures.graph import alone
 from natives.loadable import CASES, file_name, with_assumed_sizes, write
@@ -142,7 +142,10 @@ def _difference(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
 
 
 def _sampled(mixture: Mixture, prompt: Prompt) -> list[torch.Tensor]:
-    """Return the latents of a prompt, in the order of its nodes, in an executor that has nothing cached."""
+    """Return the latents of a prompt, in the order of its nodes, in an executor that has nothing cached.
+
+    A nested latent's tensors follow each other.
+    """
     executor = Executor()
     Given.values = copy.deepcopy(mixture.given)  # ComfyUI's nodes may change it
     try:
@@ -151,7 +154,8 @@ def _sampled(mixture: Mixture, prompt: Prompt) -> list[torch.Tensor]:
         Given.values = {}
         gc.collect()  # ComfyUI's executor and its models are part of cycles
     ran = [node for node in executor.executed if prompt.get(node, {}).get("class_type") == "Recorder"]
-    return [each["samples"] for _, each in sorted(zip(map(int, ran), kept, strict=True), key=lambda pair: pair[0])]
+    latents = [each["samples"] for _, each in sorted(zip(map(int, ran), kept, strict=True), key=lambda pair: pair[0])]
+    return [part for latent in latents for part in parts_of(latent)]
 
 
 def sample_alone(mixture: Mixture, *, change: float = 1.0) -> list[torch.Tensor]:
@@ -163,7 +167,7 @@ def sample_alone(mixture: Mixture, *, change: float = 1.0) -> list[torch.Tensor]
         module = model.model.diffusion_model
         next(CASES[name] for name in mixture.names if file_name(name) == Path(path).name).repair(module)
         if change != 1.0:
-            module.register_forward_hook(lambda module, args, prediction: prediction * change)
+            scale_predictions(module, change)
         return model
 
     with pytest.MonkeyPatch.context() as patch:

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from comfy.nested_tensor import NestedTensor
 from helpers import loras
+from helpers.inside_fixtures import parts_of
 from mixtures.graph import Graph, Link
 from natives.case import seeded
 from natives.loadable import CASES
 
-WITHOUT_AREAS = ("hunyuan_video", "ltx", "pixart")
+WITHOUT_AREAS = ("hunyuan_video", "ltx", "ltx2", "minimax_h3", "pixart")
 """Families that ComfyUI alone cannot sample in areas of every size."""
 LORAS = ("plain", "plain", "plain", *loras.KINDS)
 """Kinds of LoRA files; plain ones are as frequent as they are in the world."""
@@ -65,7 +67,7 @@ class Source:
     def __init__(self, number: random.Random, name: str, given: dict[str, Any], files: set[LoraFile]) -> None:
         self.random, self.name, self.case, self._given, self._files = number, name, CASES[name], given, files
         latent = self.case.samples()
-        samples = len(latent["samples"])
+        samples = len(parts_of(latent["samples"])[0])
         self.batch = number.choice((1, 2, 3)) if len(latent) == 1 and samples > 1 else samples
         self.video = len(self.case.latent) == 5
         self.areas = name.split()[0] not in WITHOUT_AREAS and not (self.video and self.chance(0.5))
@@ -106,8 +108,10 @@ class Source:
     def latent(self, graph: Graph) -> Link:
         """Return a latent: empty or not, of one to three samples, with a mask or without."""
         latent = self.case.samples()
-        shape = (self.batch, *latent["samples"].shape[1:])
-        samples = seeded(self.random.randrange(8))(*shape) if self.chance(0.4) else torch.zeros(shape)
+        shapes = [(self.batch, *part.shape[1:]) for part in parts_of(latent["samples"])]
+        drawn = seeded(self.random.randrange(8)) if self.chance(0.4) else torch.zeros
+        parts = [drawn(*shape) for shape in shapes]
+        samples = NestedTensor(parts) if latent["samples"].is_nested else parts[0]
         link = self.given(graph, {**latent, "samples": samples})
         masked = self.chance(0.25) and "noise_mask" not in latent
         return graph.add("SetLatentNoiseMask", samples=link, mask=self.mask(graph)) if masked else link

@@ -103,7 +103,8 @@ def _sees(runner: Runner, mixture: Mixture, node: str) -> bool:
 def test_what_only_ours_cannot_run_fails(
     wrong: dict[str, int], message: str, kinds: dict[str, Any], runner: Runner
 ) -> None:
-    mixture = next(_with("ParallelLayout", kinds))
+    fine = (each for each in islice(_with("ParallelLayout", kinds), 5) if runner.run(each).kind == "equal")
+    mixture = next(fine)
     for each in mixture.prompt.values():
         each["inputs"].update(wrong if each["class_type"] == "ParallelLayout" else {})
     outcome = runner.run(mixture)

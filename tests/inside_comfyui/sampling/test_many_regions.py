@@ -66,7 +66,7 @@ def test_many_regions_equal_comfyui(
 def branches(count: int, inputs: int = 5) -> list[BranchCall]:
     tensors = {str(name): torch.zeros(1) for name in range(inputs)}
     return [
-        BranchCall(index=0, inputs=tensors | {"0": torch.tensor([float(i)])}, latent="0", changes=WeightChanges())
+        BranchCall(index=0, inputs=tensors | {"0": torch.tensor([float(i)])}, latents=("0",), changes=WeightChanges())
         for i in range(count)
     ]
 
