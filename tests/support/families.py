@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from parallel_backend.attention.kernels import KERNELS
-from parallel_backend.attention.routing import Route, routed
-from parallel_backend.denoiser import attention_chain
+from parallel_backend.attention.routing import routed
+from parallel_backend.denoiser.attention_views import FullView
 from parallel_backend.distributed import mesh
 from parallel_backend.families.registry import family_of
 from parallel_backend.interfaces.family import Family
@@ -42,15 +42,7 @@ def run(family: Family, state: State) -> State:
     """Run all blocks on one process, dropping masked keys as the ranks do."""
     one_rank = mesh.alone()
     split = TokenSplit.even({name: tokens.shape[1] for name, tokens in state.streams.items()}, one_rank.sequence)
-    sites = [
-        Route(
-            site.module,
-            attention_chain.attention(one_rank, split, site.streams, state.masks, KERNELS["sdpa"]),
-            site.each_sample,
-        )
-        for site in family.attentions
-    ]
-    with routed(sites if state.masks else []):
+    with routed(FullView(one_rank, [split]).routes(family, 0, state, KERNELS["sdpa"])):
         return family.run(state)
 
 

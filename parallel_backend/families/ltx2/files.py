@@ -122,5 +122,6 @@ ARCHITECTURE = Architecture(
     renamed={
         "proj_in": "patchify_proj", "audio_proj_in": "audio_patchify_proj", "prompt_adaln": "prompt_adaln_single",
     },
+    one_first={"keyframes_abs_pos_embedding": 2},
     expected=_expected,
 )  # fmt: skip

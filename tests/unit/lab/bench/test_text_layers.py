@@ -16,13 +16,16 @@ def small(monkeypatch):
 
 
 def test_weights_and_prompts_by_hand(small, capsys):
-    """In two bytes: projections and feed-forwards of H3's two blocks, and of LTX-2's two connectors of two blocks."""
+    """In two bytes: projections and feed-forwards of H3's two blocks, and of LTX-2's two connectors of two blocks.
+
+    The rest are gates, norms and registers.
+    """
     assert main(["bench", "text", "--json", "--rounds", "1"]) == 0
     found = {each["model"]: each for each in json.loads(capsys.readouterr().out)}
     h3 = 2 * (5120 * 5376 + 2 * (4 * 5376 * 7168 + 3 * 5376 * 14336))
     ltx2, newer = 2 * 2 * 2 * 12 * 3840**2, 2 * 8 * 12 * (4096**2 + 2048**2)
     for model, weights in (("minimax_h3", h3), ("ltx2", ltx2), ("ltx2.3", newer)):
-        assert weights <= found[model]["weights"] <= 1.001 * weights
+        assert weights <= found[model]["weights"] <= 1.002 * weights
         assert 0 < found[model]["seconds"] < found[model]["step"]
     assert found["minimax_h3"]["prompt"] == [512 * 5120 * 2, 64 * 5376 * 2]
     assert found["ltx2"]["prompt"] == [128 * 3840 * 2, 64 * 7680 * 2]

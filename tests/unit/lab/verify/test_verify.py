@@ -18,12 +18,15 @@ from parallel_backend.verify import examples
 WAN = "WanTransformer3DModel"
 CPU = torch.device("cpu")
 NOT_OF_THE_CONFIG = ("size", "frames", "tokens", "text")
+OF_HEADS = {"cross_attention_dim": "attention_head_dim", "audio_cross_attention_dim": "audio_attention_head_dim"}
+"""Widths of a text that are those of the model, and what these follow from."""
 
 
 @pytest.mark.parametrize(("name", "kind"), list(examples.variants()))
 def test_inputs_fit_a_checkpoint_of_other_widths(name, kind):
     variant, family = examples.variant(name, kind), family_of(name)
     words = {dim for shape in variant.inputs.values() for dim in shape if isinstance(dim, str)}
+    words |= {OF_HEADS[word] for word in words & OF_HEADS.keys()}
     wider = {word: 3 * variant.config[word] for word in words - set(NOT_OF_THE_CONFIG)}
     shapes = examples.input_shapes(
         family, {**variant.config, **wider}, variant.inputs, batch=2, size=variant.size, text=variant.text
