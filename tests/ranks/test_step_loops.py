@@ -20,9 +20,10 @@ from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 
 CLOSE = 1e-4
-FIRSTS = [pair for pair in examples.variants() if matrix.is_first_variant(*pair)]
-IN_PATCHES = [pair for pair in FIRSTS if len(family_of(pair[0]).latents) == 1]
-"""Models of picture and sound refuse patches, which are of the picture alone."""
+FIRSTS = [
+    pair for pair in examples.variants() if matrix.is_first_variant(*pair) and len(family_of(pair[0]).latents) == 1
+]
+"""One model of each family but those of picture and sound, which refuse patches."""
 FLUX, WAN = ("FluxTransformer2DModel", "kontext"), ("WanTransformer3DModel", "ti2v 5b")
 JOINT = ("SD3Transformer2DModel", "sd3.5 medium")
 MASKED = ("HunyuanVideoTransformer3DModel", "t2v")
@@ -82,8 +83,8 @@ def warmed(layout, count):
 @pytest.mark.parametrize(
     ("pair", "layout"),
     [
-        *((pair, "pipe=2 patches=3") for pair in IN_PATCHES),
-        *((pair, "ring=2 stale=previous") for pair in IN_PATCHES[2::4]),
+        *((pair, "pipe=2 patches=3") for pair in FIRSTS),
+        *((pair, "ring=2 stale=previous") for pair in FIRSTS[2::4]),
     ],
 )
 def test_every_family_is_the_algorithm(pools, deep, pair, layout):
