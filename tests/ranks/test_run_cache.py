@@ -8,6 +8,7 @@ import torch
 
 from parallel_backend.client.constant_tensors import ConstantTensors
 from parallel_backend.engine.request import no_step
+from parallel_backend.interfaces.family import Family
 from parallel_backend.interfaces.geometry import TIMESTEP
 from parallel_backend.interfaces.run_cache import RunCache
 from parallel_backend.layout.parallel_layout import ParallelLayout
@@ -49,7 +50,7 @@ def counted(rank, layers, carry_out):
         getattr(family.module, layers).register_forward_hook(lambda *_: calls.append(1))
         for components in mine._models.values()
         for family in components.parts._parts.values()
-        if hasattr(family.module, layers)
+        if isinstance(family, Family) and hasattr(family.module, layers)
     ]
     before = mine.steps
     try:
