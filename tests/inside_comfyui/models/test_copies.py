@@ -31,7 +31,7 @@ def test_a_copy_is_recognised_as_its_file_is(name: str, tmp_path: Path) -> None:
 
 
 def test_settings_that_are_lists_are_kept(tmp_path: Path) -> None:
-    [name] = [name for name in FIRST if name.startswith("ltx")]
+    [name] = [name for name in FIRST if name.startswith("ltx ")]
     write(name, tmp_path)
     loaded = comfy.sd.load_diffusion_model(str(tmp_path / file_name(name)))
     loaded.model.model_config.unet_config["positional_embedding_max_pos"] = [20, 4096, 4096]
