@@ -51,7 +51,7 @@ RUN = (
     "video_ltx2_canny_to_video",
 )  # fmt: skip
 WITH_VAE = ("video_ltx2_3_i2v", "video_ltx2_i2v_distilled")
-"""Templates that also run with Parallel VAE behind the checkpoint: LTX-2.3's, with the latent upsampler, and LTX-2's."""
+"""Templates that also run with Parallel VAE behind the checkpoint: one of LTX-2.3, with the latent upsampler."""
 LACKING = {
     "video_fasth3_ominiref_r2v": {"BlockSparseAttention"},
     "video_fastvideo_fasth3_i2v": {"BlockSparseAttention"},
@@ -228,6 +228,16 @@ def test_every_template_is_known(place: Path) -> None:
     for name in (*RUN, *LACKING):
         lacking = official_templates.classes(name) - core_nodes.NODE_CLASS_MAPPINGS.keys()
         assert lacking == LACKING.get(name, set()), name
+
+
+def test_the_page_names_every_template_and_whether_it_runs() -> None:
+    page = Path(official_templates.__file__).parents[1] / "docs" / "video-with-sound.md"
+    rows = [line.strip("| ").split(" | ") for line in page.read_text(encoding="utf-8").splitlines()]
+    outcomes = {row[0].strip("`"): row[-1] for row in rows if row[0].startswith("`") and len(row) == 4}
+    assert outcomes.keys() == {*RUN, *LACKING, *OTHERS}
+    assert {name for name, outcome in outcomes.items() if outcome == "runs"} == set(RUN)
+    for name, nodes in LACKING.items():
+        assert all(node in outcomes[name] for node in nodes)
 
 
 @pytest.mark.parametrize("name", RUN)
