@@ -47,7 +47,7 @@ class LTX2(Bridge):
 
     native_class = av_model.LTXAVModel
     text = CoreText(components={"text_encoder": ()}, clip_type="LTXV")  # its projection is in the model's single file
-    vaes = ()
+    vaes = ("AutoencoderKLLTXVideo",)
     latents: ClassVar = ("hidden_states", "audio_hidden_states")
     latents_maker = "LTXVConcatAVLatent"
 

@@ -8,17 +8,16 @@ encoder of ComfyUI 0.8 has them instead, and asks for nothing here.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...parallel_backend.checkpoint.checkpoint import Checkpoint
-from ...parallel_backend.checkpoint.dtypes import TORCH_DTYPES
 from ...parallel_backend.checkpoint.stored_tensor import StoredTensor
 from ...parallel_backend.checkpoint.weight_headers import read_files, weights_under
 from ...parallel_backend.errors import InvalidRequest
 from ..bridges.bridge import LayersHere, meta_module
 from ..remote.digests import described
+from ..remote.stored_values import stored_values
 from ..remote.weight_fit import changed_weight
 
 CONNECTORS = ("video_embeddings_connector", "audio_embeddings_connector")
@@ -89,7 +88,10 @@ class TextConnectors(LayersHere):
         compressed = [name for name, tensor in tensors.items() if tensor.compression is not None]
         decoded = self._decoded(compressed) if compressed else {}
         for name, tensor in tensors.items():
-            weight, shape = decoded[name] if name in decoded else _plain(tensor), module.get_parameter(name).shape
+            weight, shape = (
+                decoded[name] if name in decoded else stored_values(tensor),
+                module.get_parameter(name).shape,
+            )
             if weight.shape != shape:
                 raise InvalidRequest(
                     f"{self.checkpoint.name}: {name} has shape {list(weight.shape)}, and the metadata of the file "
@@ -126,8 +128,3 @@ def _parameters(module: Any) -> Iterator[str]:
 def _set(module: Any, name: str, weight: Tensor) -> None:
     owner, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(owner), leaf, nn.Parameter(weight, requires_grad=False))
-
-
-def _plain(stored: StoredTensor) -> Tensor:
-    data = np.fromfile(stored.file, np.uint8, count=stored.bytes, offset=stored.offset)
-    return torch.from_numpy(data).view(TORCH_DTYPES[stored.dtype]).reshape(stored.shape)

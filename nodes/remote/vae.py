@@ -23,6 +23,7 @@ from ..backend.connection import Handle, progress_bar
 from ..backend.progress_text import OnProgress
 from ..bridges.given_numbers import as_int
 from ..bridges.refusals import Unavailable, check_latent
+from .latent_statistics import LatentStatistics, statistics_of
 from .patcher import RemotePatcher, prepare_component, remote_patcher
 from .weightless_patcher import WeightlessPatcher
 
@@ -62,7 +63,7 @@ class RemoteVAE(comfy.sd.VAE):  # type: ignore[misc]
         # The smallest VAE that ComfyUI can detect sets all attributes to the running version's defaults.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)})
         self.handle, self._model, self._dtype, self._check = handle, model, dtype, check
-        self.first_stage_model: Any = _AbsentModule()
+        self.first_stage_model: Any = _AbsentModule(statistics_of(handle.checkpoint, dtype))
         self.patcher = WeightlessPatcher(self.first_stage_model, load_device=self.device, offload_device=self.device)
         self.size = 0
         self.memory_used_encode = self.memory_used_decode = lambda shape, dtype: 0
@@ -290,7 +291,16 @@ class _HandleOwner(torch.nn.Module):
 
 
 class _AbsentModule(torch.nn.Module):
-    """Stub for the module inside a VAE, which some nodes use directly."""
+    """Stub for the module inside a VAE, which some nodes use directly.
+
+    Args:
+        statistics: what normalises the latent; None if the module has nothing of that kind.
+    """
+
+    def __init__(self, statistics: LatentStatistics | None) -> None:
+        super().__init__()
+        if statistics is not None:
+            self.per_channel_statistics = statistics
 
     def __getattr__(self, name: str) -> Any:
         if name in ("encode", "decode", "per_channel_statistics", "encoder", "decoder"):

@@ -1,8 +1,11 @@
-"""LTX-Video's VAE. ComfyUI's latent is normalised; newer versions decode with a timestep and a little noise."""
+"""The VAE of LTX-Video, LTX-2 and 2.3. ComfyUI's latent is normalised.
+
+Some versions decode with a timestep and a little noise.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from einops import rearrange
@@ -17,6 +20,7 @@ TIMESTEP, NOISE = 0.05, 0.025
 class LTXVideo(VAE):
     """``AutoencoderKLLTXVideo``."""
 
+    own_module: ClassVar[str] = "ltx_module"
     min_latent_size = 2
 
     @property

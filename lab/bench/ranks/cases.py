@@ -27,6 +27,8 @@ class BenchModel:
         inputs: by name, shapes after the batch dim of inputs other than latent, timestep and text.
         text: width of the text embeddings.
         time: the timestep, on the family's own scale.
+        texts: names of the inputs that are text embeddings.
+        patch: rows and columns of the latent that are one token.
     """
 
     class_name: str
@@ -37,6 +39,8 @@ class BenchModel:
     time: float
     channels: int = 16
     peers: bool = True
+    texts: tuple[str, ...] = ("encoder_hidden_states",)
+    patch: int = 2
 
 
 MODELS: dict[str, BenchModel] = {
@@ -65,8 +69,19 @@ MODELS: dict[str, BenchModel] = {
         },
         frames=(16,), inputs={}, text=512, time=500.0, channels=4, peers=False,
     ),
+    # 121 frames of 1280 x 704 are 14,080 tokens, with 126 of sound and 1,024 of text: 4,096 with 37 and 298.
+    "ltx2": BenchModel(
+        class_name="LTX2VideoTransformer3DModel",
+        config={
+            "num_layers": 2, "num_attention_heads": 8, "attention_head_dim": 128, "cross_attention_dim": 1024,
+            "audio_num_attention_heads": 8, "audio_attention_head_dim": 64, "audio_cross_attention_dim": 512,
+            "caption_channels": 960, "rope_type": "split",
+        },
+        frames=(16,), inputs={"audio_hidden_states": (8, 37, 16)}, text=960, time=0.5, channels=128, peers=False,
+        texts=("encoder_hidden_states", "audio_encoder_hidden_states"), patch=1,
+    ),
 }  # fmt: skip
-"""By the name on the command line. All have patches of 2 x 2."""
+"""By the name on the command line."""
 
 
 LONGEST_SIDE = 1024
@@ -124,13 +139,14 @@ class Case:
     def inputs(self) -> dict[str, Tensor]:
         """Seeded inputs of all branches, concatenated along the batch."""
         model, generator = MODELS[self.family], torch.Generator().manual_seed(0)
-        size = (*model.frames, *(2 * side for side in self.grid))
+        size = (*model.frames, *(model.patch * side for side in self.grid))
         latent = torch.randn(1, model.channels, *size, generator=generator)
         tensors = {
             LATENT: latent.expand(self.branches, *latent.shape[1:]).contiguous(),
             TIMESTEP: torch.full((self.branches,), model.time),
         }
-        for name, shape in {"encoder_hidden_states": (self.text_tokens, model.text), **model.inputs}.items():
+        texts = dict.fromkeys(model.texts, (self.text_tokens, model.text))
+        for name, shape in {**texts, **model.inputs}.items():
             tensors[name] = torch.randn(self.branches, *shape, generator=generator)
         return tensors
 

@@ -111,6 +111,16 @@ def _ltx_noisy(width: int) -> Config:
     }  # fmt: skip
 
 
+def _ltx2(width: int) -> Config:
+    """LTX-2.3's: upsamplings of space and time, together and apart, that add no input."""
+    return _ltx_noisy(width) | {
+        "timestep_conditioning": False, "decoder_inject_noise": [False] * 5, "decoder_layers_per_block": [2] * 5,
+        "decoder_block_out_channels": [2 * width, 4 * width, 4 * width, 8 * width],
+        "decoder_spatio_temporal_scaling": [True] * 4, "upsample_factor": [2, 2, 1, 2],
+        "upsample_type": ["spatial", "temporal", "spatiotemporal", "spatiotemporal"], "upsample_residual": [False] * 4,
+    }  # fmt: skip
+
+
 def _mochi(width: int) -> Config:
     wide = max(32, width)  # it always has 32 groups
     return {
@@ -146,6 +156,7 @@ KINDS: dict[str, Kind] = {
     "hunyuan_video": Kind(class_name="AutoencoderKLHunyuanVideo", config=_hunyuan_video),
     "ltx": Kind(class_name="AutoencoderKLLTXVideo", config=_ltx),
     "ltx_noisy": Kind(class_name="AutoencoderKLLTXVideo", config=_ltx_noisy),
+    "ltx2": Kind(class_name="AutoencoderKLLTXVideo", config=_ltx2),
     "mochi": Kind(class_name="AutoencoderKLMochi", config=_mochi),
     "minimax_h3": Kind(class_name="AutoencoderKLMiniMaxH3", config=_minimax_h3),
     "open_sora1": Kind(class_name="VideoAutoencoderPipeline", config=_open_sora1),

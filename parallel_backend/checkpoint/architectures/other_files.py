@@ -24,6 +24,16 @@ _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "MiniMax-H3's VAE of sound",
         "ComfyUI itself runs it; load it with Load VAE, without Parallel VAE behind it",
     ),
+    (
+        ("decoder.conv_in_x_t.",),
+        "LTX-2.5's VAE, whose decoder is a diffusion model of its own",
+        "ComfyUI itself runs it; load it with Load VAE, without Parallel VAE behind it",
+    ),
+    (
+        ("vocoder.",),
+        "LTX-2's VAE of sound",
+        "ComfyUI itself runs it; load it with LTXV Audio VAE Loader, without Parallel VAE behind it",
+    ),
 )
 """Parts of names, one of which every such file has, what it holds, and what would work."""
 

@@ -1,4 +1,4 @@
-"""LTX-Video's VAEs, of all versions from 0.9.0 on.
+"""LTX-Video's VAEs, of all versions from 0.9.0 on, and LTX-2's and 2.3's.
 
 Which layers the encoder and the decoder have follows from names and shapes, except for what metadata says.
 """
@@ -9,11 +9,8 @@ from typing import Any
 
 from ...families.architecture import Architecture, Config, Weights, not_supported, substituted
 
-_POSITIONS = 8
-"""Positions that an upsampling makes of one: two frames, rows and columns."""
-
 _STRIDES = {8: "spatiotemporal", 4: "spatial", 2: "temporal"}
-"""diffusers' names of downsamplings, by how many positions they make one."""
+"""diffusers' names of downsamplings and upsamplings, by how many positions they make one, or make of one."""
 
 
 def _config(weights: Weights) -> Config:
@@ -69,7 +66,7 @@ def _decoder(weights: Weights, metadata: dict[str, Any]) -> Config:
     factors = [
         weights.columns(name) // width if name in weights else 1 for name, width in zip(upsampling, widths, strict=True)
     ]
-    _refuse_other_upsampling(weights, dict(zip(upsampling, factors, strict=True)))
+    kinds = [_upsampling(weights, name, factor) for name, factor in zip(upsampling, factors, strict=True)]
     stages = [*blocks, "decoder.mid_block"]
     return {
         "decoder_block_out_channels": [width * factor for width, factor in zip(widths, factors, strict=True)],
@@ -77,36 +74,49 @@ def _decoder(weights: Weights, metadata: dict[str, Any]) -> Config:
         "decoder_spatio_temporal_scaling": [name in weights for name in upsampling],
         "decoder_inject_noise": [f"{stage}.resnets.0.per_channel_scale1" in weights for stage in stages],
         "upsample_factor": factors,
-        "upsample_residual": _residual(metadata, [name in weights for name in upsampling], factors),
+        "upsample_type": kinds,
+        "upsample_residual": _residual(metadata, [name in weights for name in upsampling], factors, kinds),
     }
 
 
-def _refuse_other_upsampling(weights: Weights, factors: dict[str, int]) -> None:
-    """Refuse an upsampling of space or time alone, which diffusers' class lacks.
+def _upsampling(weights: Weights, name: str, factor: int) -> str:
+    """Return what an upsampling makes more of, by its shape.
 
     Args:
-        weights: the weights.
-        factors: by how much each upsampling divides the width.
+        name: of its layer.
+        factor: by how much it divides the width.
 
     Raises:
-        InvalidRequest: names the layer.
+        InvalidRequest: neither time, nor rows and columns, nor all of them.
     """
-    for name, factor in factors.items():
-        if name in weights and weights.rows(name) * factor != weights.columns(name) * _POSITIONS:
-            raise not_supported(
-                f"the file holds an LTX VAE that upsamples space or time alone ({name} has shape "
-                f"{list(weights.shape(name))}), such as LTX-2.3's"
-            )
+    if name not in weights:
+        return _STRIDES[8]
+    positions, rest = divmod(weights.rows(name) * factor, weights.columns(name))
+    if rest or positions not in _STRIDES:
+        raise not_supported(
+            f"the file holds an LTX VAE whose upsampling {name} has shape {list(weights.shape(name))}, which doubles "
+            "neither time nor rows and columns"
+        )
+    return _STRIDES[positions]
 
 
-def _residual(metadata: dict[str, Any], scaled: list[bool], factors: list[int]) -> list[bool]:
-    """Return which upsamplings add their input: as the metadata says, or as in the published versions without it."""
+def _residual(metadata: dict[str, Any], scaled: list[bool], factors: list[int], kinds: list[str]) -> list[bool]:
+    """Return which upsamplings add their input: as the metadata says, or as in the published versions without it.
+
+    In LTX-2.3, which upsamples space or time alone, none does.
+    """
     blocks = metadata.get("decoder_blocks", metadata.get("blocks"))
     if blocks is None:
-        return [factor > 1 for factor in factors]
-    said = [_options(block).get("residual", False) for block in blocks if block[0] == "compress_all"]
+        apart = any(kind != _STRIDES[8] for kind in kinds)
+        return [factor > 1 and not apart for factor in factors]
+    said = [_adds(block) for block in blocks if block[0].startswith("compress_")]
     remaining = iter(said)
-    return [bool(next(remaining, False)) if each else False for each in scaled]
+    return [next(remaining, False) if each else False for each in scaled]
+
+
+def _adds(block: list[Any]) -> bool:
+    """Whether an upsampling adds its input; ComfyUI takes no notice of what is said of space or time alone."""
+    return block[0] == "compress_all" and bool(_options(block).get("residual", False))
 
 
 _EXPECTED: dict[str, tuple[Any, ...]] = {
@@ -121,13 +131,13 @@ _OWN = ("spatial_padding_mode", "decode_noise_scale", "decode_timestep")
 _BLOCKS = {
     "encoder_blocks": {"res_x", "res_x_y", "compress_all", "compress_all_res", "compress_space_res",
                        "compress_time_res"},
-    "decoder_blocks": {"res_x", "res_x_y", "compress_all"},
+    "decoder_blocks": {"res_x", "res_x_y", "compress_all", "compress_space", "compress_time"},
 }  # fmt: skip
-"""The kinds of blocks that diffusers' class has."""
+"""The kinds of blocks that our class has."""
 
 
 def _refuse_other_layers(metadata: dict[str, Any]) -> None:
-    """Refuse metadata that describes layers that diffusers' class lacks.
+    """Refuse metadata that describes layers that our class lacks.
 
     Raises:
         InvalidRequest: names the entry.

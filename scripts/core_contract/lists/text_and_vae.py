@@ -86,8 +86,16 @@ ENTRIES = (
             "vae.first_stage_model",
             "per_channel_statistics",
             by=VAE,
-            why="refused: they live in the ranks",
+            why="an LTX VAE's; refused of others",
             word="per_channel_statistics",
+        ),
+        ReadsOnly(
+            "",
+            "vae.first_stage_model.per_channel_statistics",
+            "un_normalize normalize",
+            by="nodes/remote/latent_statistics.py",
+            why="what it asks an LTX VAE's statistics for",
+            word="un_normalize",
         ),
     ),
     *core_module(

@@ -12,9 +12,14 @@ import comfy.ldm.wan.vae
 import comfy.ldm.wan.vae2_2
 import diffusers
 import torch
-from diffusers.loaders.single_file_utils import convert_ltx_vae_checkpoint_to_diffusers, convert_wan_vae_to_diffusers
+from any_folder_name.parallel_backend.vaes import module_class_of
+from diffusers.loaders.single_file_utils import (
+    convert_ltx2_vae_to_diffusers,
+    convert_ltx_vae_checkpoint_to_diffusers,
+    convert_wan_vae_to_diffusers,
+)
 from helpers import dynamic_vram
-from natives import HAS_COGVIDEOX
+from natives import CASES, HAS_COGVIDEOX
 
 Weights = dict[str, torch.Tensor]
 Pair = tuple[torch.nn.Module, Any]
@@ -174,6 +179,26 @@ def ltx_moved() -> Pair:
     return _ltx(theirs, encoder_blocks=encoder + rest, decoder_blocks=up + rest, timestep_conditioning=True)
 
 
+@dynamic_vram.off()
+def ltx2() -> Pair:
+    """Return LTX-2.3's kind, whose decoder upsamples space and time also apart, and adds no input."""
+    down = [f"compress_{kind}_res" for kind in ("space", "time", "all", "all")]
+    one = ["res_x", {"num_layers": 1}]
+    encoder = [block for kind in down for block in (one, [kind, {"multiplier": 2}])]
+    up = [("space", 2), ("time", 2), ("all", 1), ("all", 2)]
+    decoder = [block for kind, factor in up for block in (one, [f"compress_{kind}", {"multiplier": factor}])]
+    theirs = module_class_of("AutoencoderKLLTXVideo")(
+        block_out_channels=[8, 16, 32, 64, 128], layers_per_block=[1] * 5,
+        down_block_types=["LTXVideo095DownBlock3D"] * 4, spatio_temporal_scaling=[True] * 4,
+        downsample_type=["spatial", "temporal", "spatiotemporal", "spatiotemporal"],
+        decoder_block_out_channels=[16, 32, 32, 64], decoder_layers_per_block=[1] * 5,
+        decoder_spatio_temporal_scaling=[True] * 4, decoder_inject_noise=[False] * 5, upsample_residual=[False] * 4,
+        upsample_type=["spatial", "temporal", "spatiotemporal", "spatiotemporal"], upsample_factor=[2, 2, 1, 2],
+        spatial_compression_ratio=32, temporal_compression_ratio=8,
+    )  # fmt: skip
+    return _ltx(theirs, encoder_blocks=[*encoder, one], decoder_blocks=[*decoder, one])
+
+
 def _ltx(theirs: Any, *, encoder_blocks: Any, decoder_blocks: Any, timestep_conditioning: bool = False) -> Pair:
     shape = {"dims": 3, "base_channels": 8, "patch_size": 4, "norm_layer": "pixel_norm"}
     native = lightricks.VideoVAE(config={"dims": 3, "latent_channels": 128, "blocks": [], "norm_layer": "pixel_norm"})
@@ -187,8 +212,20 @@ def _ltx(theirs: Any, *, encoder_blocks: Any, decoder_blocks: Any, timestep_cond
     )  # fmt: skip
     randomize(native)
     weights = {f"vae.{name}": tensor.clone() for name, tensor in native.state_dict().items()}
+    if theirs.config.get("upsample_type"):
+        theirs.load_state_dict(_ltx2_weights(weights))
+        return native, theirs.eval()
     theirs.load_state_dict(_ltx_weights(weights, theirs.config.down_block_types[0]))
     return native, theirs.eval()
+
+
+def _ltx2_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Convert to diffusers' names. diffusers' converter knows LTX-2's blocks, of which 2.3 has one more."""
+    more = (("up_blocks.7.", "up_blocks.3.upsamplers.0."), ("up_blocks.8.", "up_blocks.3."))
+    converted: dict[str, torch.Tensor] = convert_ltx2_vae_to_diffusers(weights)
+    for old, new in more:
+        converted = {name.replace(old, new): tensor for name, tensor in converted.items()}
+    return converted
 
 
 def _ltx_weights(weights: dict[str, torch.Tensor], down_block: str) -> dict[str, torch.Tensor]:
@@ -254,7 +291,7 @@ NATIVE = {
     create.__name__: create
     for create in (
         image, flux, flux2, wan21, wan22, qwen_image, hunyuan_video, ltx, ltx_noisy, ltx_moved, mochi,
-        *([cogvideox] if HAS_COGVIDEOX else []),
+        *([ltx2] if "ltx2 2.3" in CASES else []), *([cogvideox] if HAS_COGVIDEOX else []),
     )
 }  # fmt: skip
 

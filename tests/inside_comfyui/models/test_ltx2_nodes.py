@@ -1,17 +1,21 @@
 """What ComfyUI's nodes for LTX-2 add to prompts, latents and models: a parallel MODEL against ComfyUI's own."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import comfy.samplers
+import folder_paths
 import pytest
 import torch
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from comfy_extras import nodes_lt
+from helpers import compressed_files, loras
 from helpers import ltx2_nodes as made
-from helpers.inside_fixtures import ksampler, native_case, parallel_sampler, relative_error
+from helpers.inside_fixtures import Loaded, ksampler, native_case, parallel_sampler, relative_error
 from natives import CASES
 from natives.case import seeded
+from natives.files import metadata
 
 CLOSE = 1e-4
 NAME = "ltx2 2.3"
@@ -128,6 +132,50 @@ def test_a_voice_to_imitate_equals_comfyui(scale: float, load_case: Callable[...
         model, options = patched(load(load_case, ParallelLayout.parse(layout)))
         error = relative_error(sample(model, latent, **options), reference)
         assert error < CLOSE, f"{sample.__name__}, {layout}: {error:.1e}"
+
+
+def _with_guide(model: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the model, and prompts and latent of a video of half the size, to which an IC-LoRA's weights look."""
+    return model, made.guided(GUIDES["of half the size"], NAME)
+
+
+def _with_voice(model: Any) -> tuple[Any, dict[str, Any]]:
+    """Return a model that hears a voice, as for an ID-LoRA, and prompts and latent."""
+    audio = {"waveform": torch.zeros(1, 2, 16000), "sample_rate": 16000}
+    vae = made.sound_encoder(seeded(4), 9)
+    model, positive, negative = nodes_lt.LTXVReferenceAudio.execute(
+        model, *made.prompts(NAME), audio, vae, 3.0, 0.0, 0.9
+    ).args
+    return model, {"positive": positive, "negative": negative, "latent": made.with_sound(made.empty())}
+
+
+@pytest.mark.skipif(not hasattr(nodes_lt, "LTXVReferenceAudio"), reason="not in this version of ComfyUI")
+@pytest.mark.parametrize(
+    ("given", "format", "layout"), [(_with_guide, "fp8 e4m3", "ring=3"), (_with_voice, "int8 rotated", "tensor=2")]
+)
+def test_loras_that_look_at_a_reference_equal_comfyui_on_a_compressed_file(
+    given: Callable[[Any], Any], format: str, layout: str, tmp_path: Path, load_remote: Callable[..., Loaded]
+) -> None:
+    """An IC-LoRA with its video, and an ID-LoRA with its voice, against the decoded weights in ComfyUI."""
+    folder_paths.folder_names_and_paths["diffusion_models"][0][:] = [str(tmp_path)]
+    case, file = CASES[NAME], tmp_path / "compressed.safetensors"
+    native = case.native()
+    weights = {key: tensor.clone() for key, tensor in native.model.diffusion_model.state_dict().items()}
+    decoded = compressed_files.write_described(file, weights, format, said=metadata(case))
+    native.model.diffusion_model.load_state_dict(decoded)
+    of_blocks = {
+        key: each
+        for key, each in loras.plain(native, "diffusion_model.", rank=4, seed=3).items()
+        if "transformer_blocks" in key
+    }
+    model = load_remote(ParallelLayout.parse(layout), name=f"diffusion_models/{file.name}").model
+    results = []
+    for each, strength in ((native, 0.0), (native, 0.6), (model, 0.6), (model, -0.3), (native, -0.3)):
+        changed, options = given(loras.on_model(each, (of_blocks, strength)))
+        results.append(ksampler(changed, options.pop("latent"), **options))
+    assert relative_error(results[0], results[1]) > 100 * CLOSE
+    assert relative_error(results[2], results[1]) < CLOSE
+    assert relative_error(results[3], results[4]) < CLOSE
 
 
 def guiders(positive: Any, negative: Any) -> dict[str, Callable[[Any], Any]]:

@@ -19,6 +19,7 @@ import torch
 from any_folder_name.nodes.layout import ParallelLayoutNode
 from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.model import ParallelModel
+from any_folder_name.nodes.vae import ParallelVAE
 from any_folder_name.parallel_backend.client.client import Client
 from helpers.executor import Executor, Prompt
 from helpers.inside_fixtures import new_session, relative_error
@@ -49,12 +50,8 @@ RUN = (
     "video_ltx2_i2v", "video_ltx2_t2v_distilled", "video_ltx2_i2v_distilled",
     "video_ltx2_canny_to_video",
 )  # fmt: skip
-_WEAK = "its guides have a strength of 0.7, which is refused by name"
-REFUSED = {
-    "template_ltx2_3_style_transition": _WEAK, "video_ltx2_3_flf2v": _WEAK, "video_ltx2_5_flf2v": _WEAK,
-    "video_ltx2_3_ic_lora": "its guide is smaller than the picture, which is refused as a keyframe with a mask",
-}  # fmt: skip
-"""Templates that run in ComfyUI alone and are refused in a sentence."""
+WITH_VAE = ("video_ltx2_3_i2v", "video_ltx2_i2v_distilled")
+"""Templates that also run with Parallel VAE behind the checkpoint: one of LTX-2.3, with the latent upsampler."""
 LACKING = {
     "video_fasth3_ominiref_r2v": {"BlockSparseAttention"},
     "video_fastvideo_fasth3_i2v": {"BlockSparseAttention"},
@@ -157,6 +154,22 @@ def parallel(prompt: Prompt) -> Prompt:
     return found
 
 
+def parallel_vae(prompt: Prompt) -> Prompt:
+    """Return a prompt with Parallel VAE behind each checkpoint."""
+    found: Prompt = {}
+    for key, node in prompt.items():
+        inputs = dict(node["inputs"])
+        for name, value in inputs.items():
+            of_checkpoint = isinstance(value, list) and prompt[value[0]]["class_type"] == "CheckpointLoaderSimple"
+            if of_checkpoint and value[1] == 2:
+                inputs[name] = [f"vae {value[0]}", 0]
+                given = {"vae": value, "devices": "0,1"}
+                found[f"vae {value[0]}"] = {"class_type": "ParallelVAE", "inputs": given}
+        found[key] = {**node, "inputs": inputs}
+    assert len(found) > len(prompt)
+    return found
+
+
 def recorded(prompt: Prompt) -> Prompt:
     """Return a prompt that records what goes into its decoders and what comes out."""
     found = dict(prompt)
@@ -205,7 +218,7 @@ def place(tmp_path: Path, _classes: None, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.fixture
 def executor(place: Path, backend: Client) -> Executor:
     new_session(backend)
-    return Executor(ParallelModel, ParallelLoader, ParallelLayoutNode)
+    return Executor(ParallelModel, ParallelVAE, ParallelLoader, ParallelLayoutNode)
 
 
 def test_every_template_is_known(place: Path) -> None:
@@ -215,6 +228,16 @@ def test_every_template_is_known(place: Path) -> None:
     for name in (*RUN, *LACKING):
         lacking = official_templates.classes(name) - core_nodes.NODE_CLASS_MAPPINGS.keys()
         assert lacking == LACKING.get(name, set()), name
+
+
+def test_the_page_names_every_template_and_whether_it_runs() -> None:
+    page = Path(official_templates.__file__).parents[1] / "docs" / "video-with-sound.md"
+    rows = [line.strip("| ").split(" | ") for line in page.read_text(encoding="utf-8").splitlines()]
+    outcomes = {row[0].strip("`"): row[-1] for row in rows if row[0].startswith("`") and len(row) == 4}
+    assert outcomes.keys() == {*RUN, *LACKING, *OTHERS}
+    assert {name for name, outcome in outcomes.items() if outcome == "runs"} == set(RUN)
+    for name, nodes in LACKING.items():
+        assert all(node in outcomes[name] for node in nodes)
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -228,8 +251,7 @@ def test_a_template_validates_with_empty_files(name: str, place: Path, executor:
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
-    grid = [] if name in EVERYDAY else [pytest.mark.grid]
-    return grid + ([pytest.mark.xfail(reason=REFUSED[name], strict=True)] if name in REFUSED else [])
+    return [] if name in EVERYDAY else [pytest.mark.grid]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in RUN])
@@ -238,13 +260,28 @@ def test_a_template_runs_on_ranks_as_in_comfyui_alone(
 ) -> None:
     shrunk_core.shrink(monkeypatch)
     alone = recorded(small(template(name), name))
+    _check(alone, parallel(alone), place, executor)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name", WITH_VAE)
+def test_a_template_with_parallel_vae_gives_the_same(
+    name: str, place: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrunk_core.shrink(monkeypatch)
+    alone = recorded(small(template(name), name))
+    _check(alone, parallel_vae(parallel(alone)), place, executor)
+
+
+def _check(alone: Prompt, with_ours: Prompt, place: Path, executor: Executor) -> None:
+    """Run both, with small files, and compare what went into decoders and what came out."""
     for folder, file in files_of(alone):
         write = official_files.write_media if folder == "input" else official_files.write
         write(place / folder / file)
     folder_paths.filename_list_cache.clear()
     saving = [key for key, node in alone.items() if node["class_type"].startswith("Save")]
     reference = executor.run(alone, *saving)
-    ours = executor.run(parallel(alone), *saving)
+    ours = executor.run(with_ours, *saving)
     assert len(ours) == len(reference) >= 3
     rounded = _rounds(files_of(alone))
     for value, wanted in zip(ours, reference, strict=True):

@@ -43,7 +43,7 @@ def build(name):
     return vae_examples.build(name).double()
 
 
-COMFYUI_DIFFERS = ("ltx", "ltx_noisy", "mochi")
+COMFYUI_DIFFERS = ("ltx", "ltx_noisy", "ltx2", "mochi")
 """VAEs whose decoder ``prepare`` changes to ComfyUI's; tests/inside_comfyui compares these with ComfyUI."""
 
 

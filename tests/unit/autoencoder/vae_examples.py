@@ -15,6 +15,15 @@ NOISY = {
     "decoder_block_out_channels": [8, 16, 32], "decoder_layers_per_block": [1] * 4,
     "decoder_spatio_temporal_scaling": [True] * 3, "upsample_residual": [True] * 3, "upsample_factor": [2] * 3,
 }  # fmt: skip
+APART = {
+    "block_out_channels": [8, 8, 16, 16, 16], "down_block_types": ["LTXVideo095DownBlock3D"] * 4,
+    "spatio_temporal_scaling": [True] * 4, "spatial_compression_ratio": 32, "temporal_compression_ratio": 8,
+    "downsample_type": ["spatial", "temporal", "spatiotemporal", "spatiotemporal"],
+    "decoder_block_out_channels": [8, 16, 16, 32], "decoder_layers_per_block": [1] * 5,
+    "decoder_spatio_temporal_scaling": [True] * 4, "decoder_inject_noise": [False] * 5,
+    "upsample_residual": [False] * 4, "upsample_factor": [2, 2, 1, 2],
+    "upsample_type": ["spatial", "temporal", "spatiotemporal", "spatiotemporal"],
+}  # fmt: skip
 BLOCKS = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "image": ("AutoencoderKL", GROUPS | BLOCKS | {"latent_channels": 4}),
@@ -36,6 +45,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan_video": ("AutoencoderKLHunyuanVideo", GROUPS | {"latent_channels": 6}),
     "ltx": ("AutoencoderKLLTXVideo", LTX),
     "ltx_noisy": ("AutoencoderKLLTXVideo", LTX | NOISY),
+    "ltx2": ("AutoencoderKLLTXVideo", LTX | APART),
     "mochi": (
         "AutoencoderKLMochi",
         {

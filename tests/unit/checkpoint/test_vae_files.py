@@ -28,7 +28,7 @@ MINIMAX_H3: dict[str, Any] = {
     "decoder_num_attention_heads": 3, "decoder_num_register_tokens": 2, "decoder_ffn_mult": 2,
 }  # fmt: skip
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    name: EXAMPLES[name] for name in ("wan21", "wan22", "ltx", "ltx_noisy", "mochi")
+    name: EXAMPLES[name] for name in ("wan21", "wan22", "ltx", "ltx_noisy", "ltx2", "mochi")
 } | {
     "image": (KL, IMAGE),
     "flux": (KL, IMAGE | {"use_quant_conv": False, "use_post_quant_conv": False}),
@@ -262,7 +262,7 @@ def test_metadata_without_a_vae_says_nothing(tmp_path, text):
     [
         ({"norm_layer": "group_norm"}, "LTX VAE with norm_layer 'group_norm', which is not supported"),
         ({"causal_decoder": True}, "with causal_decoder True"),
-        ({"decoder_blocks": [["compress_space", {}]]}, "with compress_space in decoder_blocks"),
+        ({"decoder_blocks": [["attn_res_x", {}]]}, "with attn_res_x in decoder_blocks"),
         ({"encoder_blocks": [["attn_res_x", {}]]}, "with attn_res_x in encoder_blocks"),
     ],
 )
@@ -270,9 +270,26 @@ def test_ltx_metadata_of_other_layers_is_refused(tmp_path, vae, message):
     refused(message, tmp_path / "vae.safetensors", "ltx_noisy", ltx_metadata(**vae))
 
 
-def test_an_upsampling_of_time_alone_is_refused(tmp_path):
-    time = {"decoder.up_blocks.0.upsamplers.0.conv.conv.weight": torch.zeros(32, 32, 3, 3, 3)}
-    refused("upsamples space or time alone", tmp_path / "vae.safetensors", "ltx_noisy", **time)
+@pytest.mark.parametrize("said", [None, False, True])
+def test_upsamplings_of_ltx_23_add_their_input_only_if_its_metadata_says_so(tmp_path, said):
+    """Those of space or time alone never do, whatever it says."""
+    blocks = [
+        block
+        for kind, factor in (("space", 2), ("time", 2), ("all", 1), ("all", 2))
+        for block in (["res_x", 1], [f"compress_{kind}", {"multiplier": factor, "residual": said}])
+    ]
+    metadata = None if said is None else ltx_metadata(decoder_blocks=[*blocks, ["res_x", 1]])
+    _, checkpoint = write(tmp_path / "vae.safetensors", "ltx2", metadata)
+    config = checkpoint.config("vae")
+    assert config["upsample_type"] == ["spatial", "temporal", "spatiotemporal", "spatiotemporal"]
+    assert config["upsample_residual"] == [False, False, bool(said), bool(said)]
+    strides = [block.upsamplers[0].stride for block in load_vae(checkpoint, torch.device("cpu")).decoder.up_blocks]
+    assert strides == [(2, 2, 2), (2, 2, 2), (2, 1, 1), (1, 2, 2)]
+
+
+def test_an_upsampling_of_columns_alone_is_refused(tmp_path):
+    columns = {"decoder.up_blocks.0.upsamplers.0.conv.conv.weight": torch.zeros(48, 32, 3, 3, 3)}
+    refused("doubles neither time nor rows and columns", tmp_path / "vae.safetensors", "ltx_noisy", **columns)
 
 
 def test_flux2_is_asked_for_before_autoencoder_kl(tmp_path):
