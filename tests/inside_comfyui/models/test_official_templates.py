@@ -42,7 +42,8 @@ CLOSE, ROUNDED = 1e-4, 0.05
 EVERYDAY = ("image_minimax_h3_t2i", "video_minimax_h3_t2v", "video_minimax_h3_r2v", "video_ltx2_5_t2v")
 """The others run with the grid."""
 RUN = (
-    "image_minimax_h3_t2i", "video_minimax_h3_t2v", "video_minimax_h3_i2v", "video_minimax_h3_r2v", "video_minimax_h3_i2v_continuation",
+    "image_minimax_h3_t2i",
+    "video_minimax_h3_t2v", "video_minimax_h3_i2v", "video_minimax_h3_r2v", "video_minimax_h3_i2v_continuation",
     "video_minimax_h3_multiframe_reference", "template_ltx2_3_ic_lora_ingredients", "template_ltx2_3_style_transition",
     "video_ltx2_3_flf2v", "video_ltx2_3_i2v", "video_ltx2_3_ia2v", "video_ltx2_3_ic_lora", "video_ltx2_3_id_lora",
     "video_ltx2_3_t2v", "video_ltx2_5_flf2v", "video_ltx2_5_i2v", "video_ltx2_5_t2v", "video_ltx2_t2v",
