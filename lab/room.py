@@ -52,7 +52,8 @@ from files that have the published shapes and no numbers. A card of 24 GB has 25
 
 Text encoders and VAEs are ComfyUI's, which frees their memory before the ranks load. Compressed weights stay \
 compressed. A LoRA adds its own size. Published fp8 files of LTX-2 and 2.3 keep about 2.4 billion weights in bfloat16 \
-that are in fp8 here, which adds 2.4 GB and changes none of these decisions.
+that are in fp8 here, which adds 2.4 GB and changes none of these decisions. Files of MiniMax-H3 for references \
+(`ref2va`) have the shapes of those for frames (`fl2va`).
 """
 
 
@@ -62,24 +63,33 @@ class File:
 
     Attributes:
         model: the model and the size of a request.
-        format: of matrices in blocks: a key of ``_FORMATS``, or "" for bfloat16.
+        format: of matrices in layers: a key of ``_FORMATS``, or "" for bfloat16.
+        layers: beginnings of the names of layers with compressed matrices.
         metadata: what the file says of the transformer.
+        besides: names and shapes of matrices that the transformer does not have.
     """
 
     model: Published
     format: str = ""
+    layers: tuple[str, ...] = ("transformer_blocks.",)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    besides: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
-_FORMATS = {
-    "int8": ("I8", True, {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 64}),
-    "fp8": ("F8_E4M3", False, {"format": "float8_e4m3fn"}),
+_FORMATS: Mapping[str, dict[str, Any]] = {
+    "int8": {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 64},
+    "fp8": {"format": "float8_e4m3fn"},
+    "nvfp4": {"format": "nvfp4"},
 }
-"""The stored type, whether rows have scales of their own, and the description."""
-_BYTES = {"I8": 1, "F8_E4M3": 1, "BF16": 2, "F32": 4}
+"""Descriptions of compressed layers."""
+_BYTES = {"I8": 1, "U8": 1, "F8_E4M3": 1, "BF16": 2, "F32": 4}
+_NARROW = ("adaln_proj.", "norm_out.")
+"""Layers of MiniMax-H3 that compute in float32 and lie in files in 16 bits."""
 
 _H3 = {"rope_freq_dim": 16, "num_refiner_layers": 2}
-_PRUNED = _H3 | {"adaln_curve_grid": 1025, "time_embed_dim": 48}
+_PRUNED = _H3 | {"adaln_curve_grid": 1025, "time_embed_dim": 8}
+_GATES = {f"transformer_blocks.{block}.attn.to_gate_compress.weight": (7168, 5376) for block in range(50)}
+_H3_AND_REFINER = ("transformer_blocks.", "token_refiner.")
 _LTX2 = {"rope_type": "split", "num_layers": 48}
 _LTX23 = _LTX2 | {
     "gated_attn": True, "audio_gated_attn": True, "cross_attn_mod": True, "audio_cross_attn_mod": True,
@@ -103,17 +113,28 @@ def _ltx(variant: str, **config: Any) -> Published:
     )  # fmt: skip
 
 
+_KREA2 = Published(class_name="Krea2Transformer2DModel", size=(1, 128, 128), text=512, what="1024 x 1024")
+
 FILES: Mapping[str, File] = {
+    "MiniMax_H3_FL2VA_pruned_nvfp4": File(model=_h3(**_PRUNED), format="nvfp4"),
     "minimax_h3_fl2va_pruned_int8_convrot": File(model=_h3(**_PRUNED), format="int8"),
+    "fastvideo_fasth3_8step_v2_pruned_int8_convrot": File(
+        model=_h3(**_PRUNED), format="int8", layers=_H3_AND_REFINER, besides=_GATES
+    ),
+    "minimax_h3_fl2va_int8_convrot": File(model=_h3(**_H3), format="int8"),
     "minimax_h3_fl2va_pruned_bf16": File(model=_h3(**_PRUNED)),
+    "minimax_h3_fl2va_bf16": File(model=_h3(**_H3)),
     "ltx-2-19b-dev-fp8": File(model=_ltx("2", **_LTX2), format="fp8", metadata=_SAID),
     "ltx-2-19b-dev": File(model=_ltx("2", **_LTX2), metadata=_SAID),
     "ltx-2.3-22b-dev-fp8": File(model=_ltx("2.3 keyframes", **_LTX23), format="fp8", metadata=_SAID),
     "ltx-2.5-22b-distilled-transformer-comfy-int8-convrot": File(
         model=_ltx("2.5", **_LTX25), format="int8", metadata=_SAID
     ),
+    "krea2_turbo_fp8_scaled": File(model=_KREA2, format="fp8", layers=("transformer_blocks.", "text_fusion.")),
+    "krea2_turbo_int8_convrot": File(model=_KREA2, format="int8"),
+    "krea2_turbo_bf16": File(model=_KREA2),
 }  # fmt: skip
-"""Files of the official templates, by name."""
+"""Files of the official templates, and others of the same models, by name."""
 
 
 def write(path: Path, file: File) -> None:
@@ -133,7 +154,7 @@ def write(path: Path, file: File) -> None:
         stream.write(len(header).to_bytes(8, "little") + header)
         stream.truncate(8 + len(header) + end)
         for name, each in tensors.items():
-            if name.endswith(".weight_scale"):  # the backend reads these
+            if "weight_scale" in name and each["dtype"] == "F32":  # the backend reads these
                 stream.seek(8 + len(header) + each["data_offsets"][0])
                 stream.write(np.ones(each["shape"], np.float32).tobytes())
 
@@ -145,15 +166,27 @@ def _complete(model: Published) -> dict[str, Any]:
 def _stored(file: File, module: torch.nn.Module, layers: dict[str, Any]) -> Iterator[tuple[str, str, list[int]]]:
     """Yield name, type and shape of each tensor that the file has, and describe its compressed layers."""
     for name, tensor in module.state_dict().items():
-        layer, shape = name.removesuffix(".weight"), list(tensor.shape)
-        plain = "F32" if tensor.dtype == torch.float32 else "BF16"
-        in_block = "transformer_blocks." in name or "refiner_blocks." in name
-        if not (file.format and in_block and plain == "BF16" and len(shape) == 2 and name.endswith(".weight")):
-            yield name, plain, shape
-            continue
-        dtype, by_row, layers[layer] = _FORMATS[file.format]
-        yield name, dtype, shape
-        yield f"{layer}.weight_scale", "F32", [shape[0], 1] if by_row else []
+        wide = tensor.dtype == torch.float32 and not any(layer in name for layer in _NARROW)
+        is_matrix = not wide and tensor.ndim == 2 and name.endswith(".weight")
+        if file.format and is_matrix and tensor.dtype != torch.float32 and name.startswith(file.layers):
+            yield from _compressed(name, file.format, list(tensor.shape), layers)
+        else:
+            yield name, "F32" if wide else "BF16", list(tensor.shape)
+    for name, shape in file.besides.items():
+        yield from _compressed(name, file.format, list(shape), layers)
+
+
+def _compressed(name: str, kind: str, shape: list[int], layers: dict[str, Any]) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield a compressed matrix and its scales, and describe its layer."""
+    layer, (rows, columns) = name.removesuffix(".weight"), shape
+    layers[layer] = _FORMATS[kind]
+    if kind == "nvfp4":
+        yield name, "U8", [rows, columns // 2]
+        yield f"{layer}.weight_scale", "F8_E4M3", [rows, columns // 16]
+        yield f"{layer}.weight_scale_2", "F32", []
+        return
+    yield name, "I8" if kind == "int8" else "F8_E4M3", shape
+    yield f"{layer}.weight_scale", "F32", [rows, 1] if kind == "int8" else []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import comfy.cli_args
 
 from ..backend.session import current
-from .attention_choice import OVERRIDE
+from .attention_choice import OVERRIDE, chosen_kernel
 
 Part = Literal["model", "vae", "text encoder"]
 _ATTENTION = "choose attention in Parallel Loader or Parallel Model"
@@ -20,6 +20,7 @@ FLAGS: Mapping[Part, Mapping[str, str]] = {
         "use_pytorch_cross_attention": _ATTENTION,
         "use_sage_attention": "choose attention sage in Parallel Loader or Parallel Model",
         "use_flash_attention": "choose attention flash in Parallel Loader or Parallel Model",
+        "use_ck_attention": _ATTENTION,
         "force_upcast_attention": _NOTHING,
         "dont_upcast_attention": _NOTHING,
         "fast": _NOTHING,
@@ -93,11 +94,11 @@ def _as_flag(name: str, value: Any) -> str:
 
 
 def announce_attention(transformer_options: Mapping[str, Any]) -> None:
-    """Log, once, that a node's choice of torch's attention leaves the ranks' kernel as it is."""
-    if transformer_options.get(OVERRIDE):
+    """Log, once, that a node's choice of a kernel leaves the ranks' as it is."""
+    if kernel := chosen_kernel(transformer_options.get(OVERRIDE)):
         _say_once(
-            "ModelAttentionBackend chooses torch's attention, and the input attention of Parallel Loader or Parallel "
-            "Model chooses the kernel that computes it in the ranks"
+            f"ModelAttentionBackend chooses {kernel}, and the input attention of Parallel Loader or Parallel Model "
+            "chooses the kernel that computes it in the ranks"
         )
 
 
@@ -105,7 +106,7 @@ def announce_dense(name: str) -> None:
     """Log, once, that a model with weights for sparse attention runs without it."""
     _say_once(
         f"{name} has weights for sparse attention, which the ranks do not compute: each of its tokens attends to all "
-        "others, as in ComfyUI without its node Block Sparse Attention"
+        "others, as in ComfyUI without its node BlockSparseAttention (Model Sparse Attention)"
     )
 
 

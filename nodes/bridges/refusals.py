@@ -14,7 +14,7 @@ from torch import Tensor
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.layout.parallel_layout import ParallelLayout
 from ..backend.packs import calling_node, failed_node, maker
-from .attention_choice import OVERRIDE, chooses_torch
+from .attention_choice import OVERRIDE, SPARSE, chosen_kernel, is_sparse
 from .instead import instead_of
 
 LAYER_OPTIONS = {
@@ -147,8 +147,11 @@ def check_options(transformer_options: Mapping[str, Any]) -> None:
     Raises:
         InvalidRequest: there is such an option. The message says what the node does.
     """
+    if is_sparse(transformer_options):
+        action = "a node lets each token attend to some of the others, and the ranks compute all of its attention"
+        raise layers_unavailable(action, SPARSE)
     for option, action in LAYER_OPTIONS.items():
-        if transformer_options.get(option) and not (option == OVERRIDE and chooses_torch(transformer_options[option])):
+        if transformer_options.get(option) and not (option == OVERRIDE and chosen_kernel(transformer_options[option])):
             raise layers_unavailable(f"a node {action} ({option})", maker(transformer_options[option]))
     replaced = transformer_options.get(REPLACEMENTS) or {}
     others = [functions for kind, functions in replaced.items() if functions and kind != BLOCKS]

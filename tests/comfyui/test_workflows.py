@@ -59,12 +59,14 @@ def test_every_loaded_file_can_be_downloaded_into_its_folder() -> None:
         for file in workflows.needed_files(name):
             assert file["url"].startswith("https://")
             assert file["url"].endswith("/" + file["name"])
-            assert file["directory"] in ("diffusion_models", "text_encoders", "vae")
+            assert file["directory"] in ("diffusion_models", "text_encoders", "vae", "loras")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_graph_converts_to_the_stored_api_prompt(client: ComfyClient, name: str) -> None:
     info = client.object_info()
+    if lacking := {node["class_type"] for node in workflows.api(name).values()} - info.keys():
+        pytest.skip(f"this version of ComfyUI has no {', '.join(sorted(lacking))}")
     queued = to_api(workflows.graph(name), info)
     assert workflows.with_options(queued, info) == workflows.with_options(workflows.api(name), info)
 

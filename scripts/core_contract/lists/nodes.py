@@ -28,6 +28,7 @@ ENTRIES = (
         Node("CLIPLoader", "clip_name type device", by=WORKFLOWS, why="a text encoder's file"),
         Node("DualCLIPLoader", "clip_name1 clip_name2 type device", by=WORKFLOWS, why="text encoders' files"),
         Node("VAELoader", "vae_name", by=WORKFLOWS, why="a VAE's file"),
+        Node("LoraLoaderModelOnly", "model lora_name strength_model", by=WORKFLOWS, why="a LoRA for few steps"),
         Node("ConditioningZeroOut", "conditioning", by=WORKFLOWS, why="no negative prompt"),
         Node("VAEDecode", "samples vae", by=WORKFLOWS, why="native decoding"),
         Node("SaveImage", "filename_prefix images", by=WORKFLOWS, why="the image"),
@@ -56,6 +57,7 @@ ENTRIES = (
     *core_module(
         "comfy_extras.nodes_custom_sampler",
         Node("RandomNoise", "noise_seed", by=WORKFLOWS, why="the noise of a sampler with a guider"),
+        Node("BasicGuider", "model conditioning", by=WORKFLOWS, why="one prompt"),
         Node("KSamplerSelect", "sampler_name", by=WORKFLOWS, why="a sampler for a guider"),
         Node("BasicScheduler", "model scheduler steps denoise", by=WORKFLOWS, why="the sigmas of a sampler"),
         Node("SamplerCustomAdvanced", "noise guider sampler sigmas latent_image", by=WORKFLOWS, why="runs a guider"),
@@ -66,8 +68,22 @@ ENTRIES = (
     ),
     *core_module(
         "comfy_extras.nodes_video",
-        Node("CreateVideo", "images fps", by=WORKFLOWS, why="the video"),
+        Node("CreateVideo", "images fps audio", by=WORKFLOWS, why="the video"),
         Node("SaveVideo", "video filename_prefix format codec", by=WORKFLOWS, why="the video"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_audio",
+        Node("VAEDecodeAudio", "samples vae", by=WORKFLOWS, why="the sound of a video"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_minimax_h3",
+        Node(
+            "EmptyMiniMaxH3LatentAV",
+            "width height length",
+            by=WORKFLOWS,
+            why="an empty latent of picture and sound",
+            since=(0, 33, 0),
+        ),
     ),
     *core_module(
         "comfy_extras.nodes_images",

@@ -206,7 +206,8 @@ ENTRIES = (
     *core_module(
         "comfy.ldm.modules.attention",
         Mentions("wrap_attn", "optimized_attention_override", by=CHOICE, why="refused: attention runs in the ranks"),
-        Has("", "attention_pytorch", by=CHOICE, why="the choice of a node that the ranks follow"),
+        Has("", "attention_pytorch", by=CHOICE, why="a kernel of a node's choice, left to the ranks"),
+        Has("", "attention_comfy_kitchen_int8", by=CHOICE, why="the other kernel of that node", since=(0, 33, 0)),
     ),
     *core_module(
         "comfy_api.torch_helpers.torch_compile",

@@ -56,16 +56,52 @@ def test_nodes_are_refused_before_sampling(
 
 
 @pytest.mark.newest
+@pytest.mark.parametrize("kernel", ["pytorch attention", "comfy kitchen attention"])
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
-def test_torchs_attention_is_left_to_the_ranks(
-    loaded: Loaded, sample: Callable[..., Any], caplog: pytest.LogCaptureFixture
+def test_the_choice_of_a_kernel_is_left_to_the_ranks(
+    loaded: Loaded, sample: Callable[..., Any], kernel: str, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
-    model = nodes_model_advanced.ModelAttentionBackend().patch(loaded.model, "pytorch attention")[0]
+    """comfy-kitchen's attention, which needs a GPU, is ComfyUI's function for it whether or not it can run here."""
+    attention = comfy.ldm.modules.attention
+    kitchens = attention.attention_comfy_kitchen_int8
+    monkeypatch.setitem(attention.REGISTERED_ATTENTION_FUNCTIONS, "comfy_kitchen_int8", kitchens)
+    model = nodes_model_advanced.ModelAttentionBackend().patch(loaded.model, kernel)[0]
     results = [sample(each, empty_latent()) for each in (model, loaded.model, model)]
     assert torch.equal(results[0], results[1])
     assert added_to_steps(model) == ""
     (text,) = [record.message for record in caplog.records if "ModelAttentionBackend" in record.message]
-    assert "the input attention of Parallel Loader or Parallel Model chooses the kernel" in text
+    assert f"chooses {kernel}, and the input attention of Parallel Loader or Parallel Model chooses the kernel" in text
+
+
+def sparse_function() -> Callable[..., Any]:
+    """Return a function as ComfyUI's file for sparse attention makes them, under the name of that file."""
+
+    def attend(*_: Any, **__: Any) -> Any:
+        raise AssertionError("attention runs in the ranks")
+
+    attend.__module__ = "/home/someone/ComfyUI/comfy_extras/nodes_sparse_attention"
+    return attend
+
+
+@pytest.mark.parametrize("where", ["before", "after", "blocks"])
+@pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
+def test_sparse_attention_is_refused_by_its_nodes_name(loaded: Loaded, sample: Callable[..., Any], where: str) -> None:
+    """Newer versions have the node: it replaces blocks of MiniMax-H3, and attends for all others in every step."""
+    model = loaded.model.clone()
+    if where == "blocks":
+        model.set_model_optimized_attention(comfy.ldm.modules.attention.attention_pytorch)
+        model.set_model_patch_replace(sparse_function(), "dit", "double_block", 0)
+    elif where == "before":
+        model.model_options["transformer_options"]["optimized_attention_override"] = sparse_function()
+    else:
+        function = sparse_function()
+
+        def install(_: Any, timestep: Any, options: dict[str, Any]) -> None:
+            options["transformer_options"]["optimized_attention_override"] = function
+
+        model.add_callback_with_key("on_prepare_state", "block_sparse_attention", install)
+    with pytest.raises(InvalidRequest, match=r"^BlockSparseAttention lets each token attend to some .*: remove that"):
+        sample(model, empty_latent())
 
 
 @pytest.mark.newest

@@ -13,9 +13,11 @@ from any_folder_name.nodes.model import ParallelModel
 from any_folder_name.nodes.sampler import ParallelSampler
 from any_folder_name.nodes.vae import ParallelVAE, ParallelVAEDecode
 from any_folder_name.parallel_backend.client.client import Client
-from comfy_extras import nodes_flux, nodes_hunyuan, nodes_sd3
+from comfy_extras import nodes_custom_sampler, nodes_flux, nodes_hunyuan, nodes_sd3
+from helpers import minimax_h3_vae
 from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import new_session, relative_error
+from helpers.loras import plain
 from helpers.native_vaes import image_weights, video_weights
 from natives.files import FILE_CASES
 from safetensors.torch import save_file
@@ -27,15 +29,32 @@ ALL_CASES = {
     "text to image (Parallel Model, Z-Image)": ("z_image turbo", image_weights),
     "text to image (Parallel Loader, Flux.1 file)": ("flux dev", image_weights),
     "text to video (Parallel Model, Wan 2.2)": ("wan t2v", video_weights),
+    "text to video with sound (Parallel Model, MiniMax-H3)": ("minimax_h3 pruned", minimax_h3_vae.weights),
 }
 """By workflow: the model in its files, and the weights of its VAE."""
 CASES = {name: case for name, case in ALL_CASES.items() if case[0] in FILE_CASES}
 """Those whose model this version of ComfyUI has."""
 
+
+def minimax_h3_nodes() -> list[Any]:
+    """Return what makes its latents. Older versions of ComfyUI lack it."""
+    try:
+        from comfy_extras.nodes_minimax_h3 import EmptyMiniMaxH3LatentAV
+    except ImportError:
+        return []
+    return [EmptyMiniMaxH3LatentAV]
+
+
 NODES = (
     ParallelLoader, ParallelModel, ParallelSampler, ParallelVAE, ParallelVAEDecode,
     nodes_sd3.EmptySD3LatentImage, nodes_hunyuan.EmptyHunyuanLatentVideo, nodes_flux.FluxGuidance,
+    *(getattr(nodes_custom_sampler, name) for name in (
+        "RandomNoise", "BasicGuider", "KSamplerSelect", "BasicScheduler", "SamplerCustomAdvanced",
+    )),
+    *minimax_h3_nodes(),
 )  # fmt: skip
+LEFT_OUT = ("Save", "CreateVideo", "CLIPLoader", "DualCLIPLoader", "VAEDecodeAudio")
+"""Beginnings of classes whose files are not made, or whose outputs are not looked at."""
 SMALL = {"width": 72, "height": 88, "length": 9, "steps": 4, "end_at_step": 2, "start_at_step": 2}
 """Values that replace a workflow's. The first sampler of two ends, and the second one begins, in the middle."""
 
@@ -65,7 +84,7 @@ def small(prompt: Prompt) -> Prompt:
         if node["class_type"].endswith("VAEDecode"):
             kept["latent"] = {"class_type": "Recorder", "inputs": {"value": inputs["samples"]}}
             kept["pixels"] = {"class_type": "Recorder", "inputs": {"value": [key, 0]}}
-        if not node["class_type"].startswith(("Save", "CreateVideo", "CLIPLoader", "DualCLIPLoader")):
+        if not node["class_type"].startswith(LEFT_OUT):
             kept[key] = {"class_type": node["class_type"], "inputs": inputs}
     return kept
 
@@ -110,6 +129,8 @@ def write_files(name: str, folder: Path) -> dict[str, Any]:
             weights = natives[file["name"]].model.diffusion_model.state_dict()
         elif file["directory"] == "vae":
             weights = vae_weights()
+        elif file["directory"] == "loras":
+            weights = plain(case.native(), "diffusion_model.", rank=4, seed=3)
         else:
             continue
         save_file({key: tensor.clone().contiguous() for key, tensor in weights.items()}, place / file["name"])
@@ -130,8 +151,9 @@ def test_every_workflow_with_files_is_here() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_workflow_gives_the_latents_and_pixels_that_comfyui_alone_gives(
-    name: str, executor: Executor, tmp_path: Path, native_loads: list[str]
+    name: str, executor: Executor, tmp_path: Path, native_loads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    minimax_h3_vae.narrow(monkeypatch)
     natives = write_files(name, tmp_path)
     prompt = small(workflows.api(name))
     latent, pixels = executor.run(prompt)

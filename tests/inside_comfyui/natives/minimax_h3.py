@@ -110,7 +110,7 @@ def _references(random: Random) -> dict[str, Any]:
 
 
 def _case(*, pruned: bool = False, **options: Any) -> Case:
-    published = {"adaln_curve_grid": 1025, "time_embed_dim": 24} if pruned else {}
+    published = {"adaln_curve_grid": 1025, "time_embed_dim": 8} if pruned else {}
     defaults: dict[str, Any] = {"latent": VIDEO, "latent_entries": empty, "text": (TEXT, 80)}
     return Case(
         unet=UNET | (PRUNED if pruned else WHOLE), transformer="MiniMaxH3Transformer3DModel",

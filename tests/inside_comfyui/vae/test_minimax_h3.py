@@ -23,52 +23,32 @@ from any_folder_name.parallel_backend.loading.load import load_vae
 from any_folder_name.parallel_backend.protocol.model_spec import Devices
 from any_folder_name.parallel_backend.vaes import vae_of
 from any_folder_name.parallel_backend.vaes.minimax_h3 import MiniMaxH3
-from helpers import compressed_files, dynamic_vram
+from helpers import compressed_files, minimax_h3_vae
 from helpers.engine_client import EngineClient
 from helpers.executor import Executor, Given, Prompt
 from helpers.inside_fixtures import new_session, relative_error
-from helpers.native_vaes import Weights, randomize
+from helpers.minimax_h3_vae import core, weights
 from safetensors.torch import save_file
 
 import nodes as core_nodes
-
-try:
-    from comfy.ldm.minimax import vae as core
-except ImportError:
-    core = None
 
 needs_core = pytest.mark.skipif(core is None, reason="this version of ComfyUI has no MiniMax-H3")
 SMALL = {"tile_size": 64, "tile_overlap_min": 16}
 NAME = "minimax_h3_video_vae_fp16.safetensors"
 
 
-def shrink(monkeypatch: pytest.MonkeyPatch, function: Any, **values: Any) -> None:
-    """Set other defaults of a function's arguments: ComfyUI builds this VAE at its published size."""
-    names = function.__code__.co_varnames[: function.__code__.co_argcount][-len(function.__defaults__) :]
-    defaults = dict(zip(names, function.__defaults__, strict=True)) | values
-    monkeypatch.setattr(function, "__defaults__", tuple(defaults.values()))
-
-
-@pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ComfyUI build a narrow VAE with few layers; its tiles stay as large as they are."""
-    shrink(monkeypatch, core.ViT3DDecoder.__init__, num_layers=2, heads=2)
-    shrink(monkeypatch, core.MiniMaxH3VideoVAE.__init__, ch=32, ch_mult=(1, 2, 1, 1, 1, 2), num_res_blocks=1)
+@pytest.fixture(name="narrow")
+def narrow_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ComfyUI build a narrow VAE."""
+    minimax_h3_vae.narrow(monkeypatch)
 
 
 @pytest.fixture
 def small_tiles(narrow: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ComfyUI's tiles and those of ranks in this process be small."""
-    shrink(monkeypatch, core.MiniMaxH3VideoVAE.__init__, **SMALL)
+    minimax_h3_vae.other_defaults(monkeypatch, core.MiniMaxH3VideoVAE.__init__, **SMALL)
     monkeypatch.setattr(MiniMaxH3, "own_tile", SMALL["tile_size"])
     monkeypatch.setattr(MiniMaxH3, "own_overlap", SMALL["tile_overlap_min"])
-
-
-@dynamic_vram.off()
-def weights() -> Weights:
-    """Return random weights by the published names."""
-    found: Weights = randomize(core.MiniMaxH3VideoVAE()).state_dict()
-    return {name: tensor.clone().contiguous() for name, tensor in found.items()}
 
 
 @pytest.fixture
