@@ -33,8 +33,8 @@ _CODING: dict[tuple[str, bool], tuple[float, float, float]] = {
     ("AutoencoderKLHunyuanVideo", True): (28.3, 8.1, 20.2),
     ("AutoencoderKLLTXVideo", False): (3.1, 1.8, 1.3),
     ("AutoencoderKLLTXVideo", True): (2.3, 1.0, 1.3),
-    ("AutoencoderKLLTXVideo timestep_conditioning", False): (1.5, 0.8, 0.7),
-    ("AutoencoderKLLTXVideo timestep_conditioning", True): (1.4, 0.5, 0.7),
+    ("AutoencoderKLLTXVideo upsample_factor", False): (1.5, 0.8, 0.7),
+    ("AutoencoderKLLTXVideo upsample_factor", True): (1.4, 0.5, 0.7),
     ("AutoencoderKLMiniMaxH3", False): (4.9, 33.0, 0.0),
     ("AutoencoderKLMiniMaxH3", True): (28.4, 351.8, 0.1),
     ("AutoencoderKLMochi", False): (28.2, 8.1, 20.1),
@@ -60,8 +60,9 @@ _NARROWEST = 64
 
 
 def vae_kind(class_name: str, config: Mapping[str, Any]) -> str:
-    """Return a VAE's row in the table: its class, and the config flag that distinguishes two forms."""
-    form = next((name for name in ("is_residual", "timestep_conditioning") if config.get(name)), "")
+    """Return a VAE's row in the table: its class, and the entry of the config that distinguishes its forms."""
+    narrows = max(config.get("upsample_factor") or (1,)) > 1
+    form = "is_residual" if config.get("is_residual") else "upsample_factor" if narrows else ""
     return f"{class_name} {form}".strip()
 
 
