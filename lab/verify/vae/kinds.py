@@ -113,7 +113,8 @@ def _ltx_noisy(width: int) -> Config:
 
 def _ltx2(width: int) -> Config:
     """LTX-2.3's: upsamplings of space and time, together and apart, that add no input."""
-    return _ltx_noisy(width) | {
+    return {
+        **_ltx_noisy(width),
         "timestep_conditioning": False, "decoder_inject_noise": [False] * 5, "decoder_layers_per_block": [2] * 5,
         "decoder_block_out_channels": [2 * width, 4 * width, 4 * width, 8 * width],
         "decoder_spatio_temporal_scaling": [True] * 4, "upsample_factor": [2, 2, 1, 2],
