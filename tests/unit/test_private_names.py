@@ -25,6 +25,7 @@ OPEN_SORA1 = "parallel_backend/families/open_sora1/module.py"
 OPEN_SORA2 = "parallel_backend/families/open_sora2/module.py"
 MINIMAX_H3_VAE = "parallel_backend/vaes/minimax_h3_module.py"
 OPEN_SORA_VAE = "parallel_backend/vaes/open_sora1_module.py"
+LTX_VAE = "parallel_backend/vaes/ltx_module.py"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ USES = (
     Use("diffusers.models.transformers.transformer_ltx2.LTX2PerturbedAttnProcessor",
         "parallel_backend/families/ltx2/layer.py", ""),
     Use("diffusers.models.transformers.transformer_flux.FluxPosEmbed", OPEN_SORA2, "*, theta, axes_dim"),
+    Use("diffusers.models.transformers.transformer_ltx2.LTX2PerturbedAttnProcessor",
+        "parallel_backend/families/ltx2/layer.py", ""),
+    Use("diffusers.models.autoencoders.autoencoder_kl_ltx.LTXVideoUpsampler3d", LTX_VAE,
+        "*, in_channels, stride, is_causal, residual, upscale_factor"),
     Use("torch.Tensor._base", "nodes/remote/digests.py"),
     Use("torch._dynamo", "parallel_backend/loading/compiled_blocks.py"),
     Use("torch._inductor.config.compile_threads", "parallel_backend/rank/spare.py"),
