@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 NAME = "minimax_h3 turbo"
 CLOSE, FAR = 1e-4, 1e-2
 FORMATS = ("int8 rotated", "nvfp4")
+RUNS = ((ksampler, "ulysses=2"), (parallel_sampler, "tensor=2"), (ksampler, "ulysses=2 shard_weights"))
 MATRICES = ("attn.qkv_proj", "attn.out_proj", "mlp.fc1", "mlp.fc2")
 pytestmark = [
     pytest.mark.newest,
@@ -76,7 +77,7 @@ def test_a_turbo_lora_on_compressed_weights_adds_its_exact_product(
     plain, wanted = (sampled(ksampler, native, lora, strength) for strength in (0.0, 0.7))
     for one, other in zip(plain.unbind(), wanted.unbind(), strict=True):
         assert relative_error(one, other) > FAR
-    for sample, layout in ((ksampler, "ulysses=2"), (parallel_sampler, "tensor=2"), (ksampler, "ring=3 shard_weights")):
+    for sample, layout in RUNS:
         model = load_remote(ParallelLayout.parse(layout), name=f"diffusion_models/{file.name}").model
         for strength, expected in ((0.7, wanted), (0.0, plain)):
             assert relative_error(sampled(sample, model, lora, strength), expected) < CLOSE, (layout, strength)
