@@ -53,7 +53,6 @@ ELSEWHERE = {
     r"python -m lab bench --family flux .*": "tests/faults/test_bench_commands.py",
     r"python -m lab verify --vae KIND .*": "tests/ranks/test_vaes.py",
     r"python -m tests\.support\.inside .*": "tests/comfyui/test_nodes_inside.py",
-    r"bash scripts/gpu_check\.sh": "tests/unit/lab/test_gpu_check.py",
 }  # fmt: skip
 """Commands by their pattern, and the test that runs the same with other places, sizes or addresses."""
 

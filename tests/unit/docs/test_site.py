@@ -16,9 +16,9 @@ BUILT_FROM = ("docs", "web/docs", "tests/README.md", "mkdocs.yml", "pyproject.to
 
 
 def build(site: Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Build the site of a checkout into a folder."""
+    """Build the site of a checkout into a folder. With ``--quiet``, ``--strict`` would not see warnings."""
     return subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
         cwd=cwd,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
