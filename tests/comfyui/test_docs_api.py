@@ -24,7 +24,8 @@ def test_the_page_runs(new_server: Callable[..., ComfyServer], tmp_path: Path) -
     server = new_server(env={"PARALLEL_DIT_CPU_RANKS": "2"})
     (tmp_path / "workflows").symlink_to(ROOT / "workflows")
     environment = {
-        **os.environ, "COMFYUI": server.client.url, "PARALLEL_DIT_RUNTIME": str(server.runtime), "PYTHONPATH": str(ROOT),
+        **os.environ, "COMFYUI": server.client.url, "PARALLEL_DIT_RUNTIME": str(server.runtime),
+        "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }  # fmt: skip
     printed = []
