@@ -13,6 +13,13 @@ from .doctor import options as doctor
 from .errors import BackendError, InvalidRequest
 from .protocol.endpoint import Endpoint, passed_over
 from .verify import options as verify
+from .version import version
+
+
+def run() -> int:
+    """Run the command of this process."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every with block exits cleanly
+    return main()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +53,7 @@ class _Command(NamedTuple):
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of these words. Only a command that is named imports what its options need."""
     parser = argparse.ArgumentParser(prog="python -m parallel_backend", description="The backend of Parallel DiT.")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(
         required=True,
         metavar="serve | host | status | stop | logs | certificates | doctor | verify",
@@ -56,6 +64,14 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
             command.add_arguments(added)
         added.set_defaults(run=command.run)
     return parser
+
+
+class _ShowVersion(argparse.Action):
+    """Prints the version, which is read only where it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print("parallel-dit", version())
+        parser.exit()
 
 
 def _check_moved(command: Sequence[str]) -> None:
@@ -165,5 +181,4 @@ _COMMANDS = (
 """In the order in which ``--help`` lists them."""
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every with block exits cleanly
-    sys.exit(main())
+    sys.exit(run())

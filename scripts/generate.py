@@ -1,9 +1,10 @@
 """Generate files from others: python -m scripts.generate (in .venv).
 
-It writes the table of environment variables into docs/reference.md, the example workflows in the web page's format,
-and the English texts of the nodes. With ``--thumbnails`` it also runs the workflows of ``workflows/api`` in a real
-ComfyUI, so that the thumbnails show what a user gets. Those of workflows with model files, which are large, show the
-graph. For these it needs Chromium.
+It writes the table of environment variables into docs/reference.md, that of model files into docs/models.md, the
+addresses of icon and banner into pyproject.toml, the pictures of the documentation, the example workflows in the web
+page's format, and the English texts of the nodes. With ``--thumbnails`` it also runs the workflows of ``workflows/api``
+in a real ComfyUI, so that the thumbnails show what a user gets. Those of workflows with model files, which are large,
+show the graph. For these it needs Chromium.
 """
 
 import argparse
@@ -18,9 +19,10 @@ from typing import Any
 
 from PIL import Image
 
-from scripts import comfy_paths, install, settings_table, workflows
+from scripts import comfy_paths, install, models_table, registry, settings_table, workflows
 from scripts.comfy_api import ComfyClient
 from scripts.comfy_server import ComfyServer
+from scripts.docs_pictures import files as pictures
 
 THUMBNAIL = (400, 400)
 CENTRE_OURS = """() => {
@@ -108,6 +110,9 @@ def main() -> None:
     parser.add_argument("--thumbnails", action="store_true", help="also make the thumbnails, which takes minutes")
     thumbnails = parser.parse_args().thumbnails
     settings_table.write()
+    models_table.write()
+    registry.write()
+    pictures.write()
     comfyuis = comfy_paths.candidates()
     if not comfyuis:
         raise SystemExit("No ComfyUI found: set COMFYUI_PATH to a checkout.")

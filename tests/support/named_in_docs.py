@@ -48,7 +48,11 @@ class Named(NamedTuple):
     def _missing_of_parser(self) -> list[str]:
         name = command_of(self.program, self.words)
         if name is None:
-            return [] if self.words.strip() in ("", "--help", "...") else [f"{self.program} {self.words.strip()}"]
+            return (
+                []
+                if self.words.strip() in ("", "--help", "--version", "...")
+                else [f"{self.program} {self.words.strip()}"]
+            )
         options = {"--help", *_OPTION.findall(_parser(self.program, name).format_help())}
         return [option for option in _OPTION.findall(self.words) if option not in options]
 

@@ -75,8 +75,6 @@ USES = (
     Use("diffusers.models.transformers.transformer_minimax_h3.MiniMaxH3Attention.forward", MINIMAX_H3,
         "hidden_states, rotary_emb, attention_mask", overridden=True),
     Use("diffusers.models.transformers.transformer_flux.FluxAttnProcessor", OPEN_SORA2, ""),
-    Use("diffusers.models.transformers.transformer_ltx2.LTX2PerturbedAttnProcessor",
-        "parallel_backend/families/ltx2/layer.py", ""),
     Use("diffusers.models.transformers.transformer_flux.FluxPosEmbed", OPEN_SORA2, "*, theta, axes_dim"),
     Use("diffusers.models.transformers.transformer_ltx2.LTX2PerturbedAttnProcessor",
         "parallel_backend/families/ltx2/layer.py", ""),

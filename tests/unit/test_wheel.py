@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from parallel_backend.version import version
+
 ROOT = Path(__file__).parents[2]
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "requirements.txt")
 IMPORT_ALL = """
@@ -48,8 +50,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for name in BUILT_FROM:
         shutil.copy(ROOT / name, source)
-    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-    python("-c", build, str(folder), cwd=source)
+    pip = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    python(*pip, "--wheel-dir", str(folder), ".", cwd=source)
     (built,) = folder.glob("*.whl")
     return built
 
@@ -64,9 +66,36 @@ def test_wheel_has_every_file_and_nothing_else(wheel):
     assert sorted(name for name in names if ".dist-info/" not in name) == modules()
 
 
-def test_every_module_imports_from_the_installed_wheel(wheel, tmp_path):
-    target = tmp_path / "installed"
-    pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--target", str(target)]
-    python(*pip, str(wheel), cwd=tmp_path)
+@pytest.fixture(scope="module")
+def target(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh folder with the wheel alone; what it requires is this Python's."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--target", str(folder)]
+    python(*pip, str(wheel), cwd=folder)
+    return folder
+
+
+def test_every_module_imports_from_the_installed_wheel(target, tmp_path):
     path = os.pathsep.join([str(target), os.environ.get("PYTHONPATH", "")])
     assert int(python("-c", IMPORT_ALL, str(target), cwd=tmp_path, PYTHONPATH=path)) == len(modules())
+
+
+def test_the_installed_backend_answers(target, tmp_path):
+    said = python("-m", "parallel_backend", "--help", cwd=tmp_path, PYTHONPATH=str(target))
+    assert "usage: python -m parallel_backend" in said
+    assert all(f"  {command} " in said for command in ("serve", "host", "status", "stop", "doctor"))
+    assert python("-m", "parallel_backend", "--version", cwd=tmp_path, PYTHONPATH=str(target)) == said_version()
+
+
+def said_version() -> str:
+    return f"parallel-dit {version()}\n"
+
+
+def test_the_wheels_command_answers(target, tmp_path):
+    """``parallel-dit``, which pip makes of the wheel's entry point."""
+    command = [sys.executable, "-P", str(target / "bin" / "parallel-dit"), "--version"]
+    environment = {**os.environ, "PYTHONPATH": str(target)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, said_version()), done.stderr

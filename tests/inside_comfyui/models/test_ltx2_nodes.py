@@ -1,5 +1,6 @@
 """What ComfyUI's nodes for LTX-2 add to prompts, latents and models: a parallel MODEL against ComfyUI's own."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,7 +243,9 @@ def upsampler() -> Any:
     from comfy.ldm.lightricks.latent_upsampler import LatentUpsampler
 
     torch.manual_seed(3)
-    module = LatentUpsampler(comfy.ops.manual_cast, mid_channels=64, num_blocks_per_stage=1).eval()
+    taken = inspect.signature(LatentUpsampler).parameters  # newer versions of ComfyUI choose the layers' kind
+    kind = [comfy.ops.manual_cast] if "operations" in taken else []
+    module = LatentUpsampler(*kind, mid_channels=64, num_blocks_per_stage=1).eval()
     module = module.requires_grad_(False)
     for parameter in module.parameters():
         std = parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.1

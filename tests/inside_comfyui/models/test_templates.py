@@ -16,7 +16,7 @@ from any_folder_name.parallel_backend.client.client import Client
 from comfy_extras import nodes_custom_sampler, nodes_flux, nodes_hunyuan, nodes_sd3
 from helpers import minimax_h3_vae
 from helpers.executor import Executor, Given, Prompt
-from helpers.inside_fixtures import new_session, relative_error
+from helpers.inside_fixtures import new_session, parts_of, relative_error
 from helpers.loras import plain
 from helpers.native_vaes import image_weights, video_weights
 from natives.files import FILE_CASES
@@ -139,11 +139,6 @@ def write_files(name: str, folder: Path) -> dict[str, Any]:
     return natives
 
 
-def parts(samples: Any) -> list[Any]:
-    """Return the latents of a nested one, such as a picture's and a sound's, or the only one."""
-    return list(samples.unbind()) if samples.is_nested else [samples]
-
-
 RANKS = 2
 """What a workflow uses without a choice of devices. The backend has more where an earlier test needed them."""
 ELSEWHERE = {f"text to video (Parallel Loader, Open-Sora {version} file)" for version in ("1.2", "2.0")}
@@ -165,7 +160,7 @@ def test_a_workflow_gives_the_latents_and_pixels_that_comfyui_alone_gives(
     assert native_loads == []
     alone = without_our_nodes(prompt, natives if len(natives) > 1 else next(iter(natives.values())))
     reference, reference_pixels = executor.run(alone)
-    assert all(each.std() > 0.01 for each in parts(reference["samples"]))
+    assert all(each.std() > 0.01 for each in parts_of(reference["samples"]))
     assert relative_error(latent["samples"], reference["samples"]) < 1e-4
     assert relative_error(pixels, reference_pixels) < 1e-3
 

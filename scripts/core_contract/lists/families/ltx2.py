@@ -6,7 +6,6 @@ from scripts.core_contract.lists.transformers import skippable, transformer
 from scripts.core_contract.model_kinds import Detects, Equals
 
 LTX2, CONNECTORS = "nodes/families/ltx2.py", "nodes/families/ltx2_connectors.py"
-GUIDES = "nodes/families/ltx2_guides.py"
 CONNECTED, MARKED = (0, 27, 0), (0, 33, 0)
 """The first tested releases whose transformer runs the text connectors, and whose LTX-2.5 marks single frames."""
 
@@ -91,12 +90,6 @@ ENTRIES = (
             since=CONNECTED,
         ),
         Calls("LTXVModel.tokens_per_latent_frame(orig_shape)", by=LTX2, why="asked for by the above", since=MARKED),
-        Calls(
-            "LTXVModel._downsample_mask_to_latent(mask, f_lat, h_lat, w_lat)",
-            by=GUIDES,
-            why="the strengths of a guide's tokens by its mask",
-            since=CONNECTED,
-        ),
     ),
     *core_module(
         "comfy.ldm.lightricks.symmetric_patchifier",

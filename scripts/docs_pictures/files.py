@@ -1,0 +1,20 @@
+"""Every picture by its file."""
+
+from pathlib import Path
+
+from scripts.docs_pictures import brand, layouts, plots
+
+FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
+
+
+def pictures() -> dict[Path, str]:
+    """Return the text of every picture by its file."""
+    made = {**brand.PICTURES, **layouts.PICTURES, **plots.PICTURES}
+    return {FOLDER / f"{name}.svg": make() for name, make in made.items()}
+
+
+def write() -> None:
+    """Write all pictures."""
+    FOLDER.mkdir(exist_ok=True)
+    for file, text in pictures().items():
+        file.write_text(text, encoding="utf-8")
