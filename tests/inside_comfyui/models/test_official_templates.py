@@ -39,10 +39,9 @@ pytestmark = [
 ]
 CLOSE, ROUNDED = 1e-4, 0.05
 """Relative differences: of sums in another order, and of 8-bit numbers, to which ComfyUI alone rounds."""
-EVERYDAY = ("image_minimax_h3_t2i", "video_minimax_h3_t2v", "video_minimax_h3_r2v", "video_ltx2_5_t2v")
+EVERYDAY = ("video_minimax_h3_t2v", "video_minimax_h3_r2v", "video_ltx2_5_t2v")
 """The others run with the grid."""
 RUN = (
-    "image_minimax_h3_t2i",
     "video_minimax_h3_t2v", "video_minimax_h3_i2v", "video_minimax_h3_r2v", "video_minimax_h3_i2v_continuation",
     "video_minimax_h3_multiframe_reference", "template_ltx2_3_ic_lora_ingredients", "template_ltx2_3_style_transition",
     "video_ltx2_3_flf2v", "video_ltx2_3_i2v", "video_ltx2_3_ia2v", "video_ltx2_3_ic_lora", "video_ltx2_3_id_lora",
@@ -65,6 +64,7 @@ LACKING = {
 """Templates for newer versions, with the nodes that ComfyUI 0.33.0 lacks."""
 
 OTHERS = {
+    "image_minimax_h3_t2i": "ComfyUI 0.33.0 takes no latent of one picture for MiniMax-H3",
     "video_ltx2_depth_to_video": "its depth comes from Lotus, a UNet of the size of Stable Diffusion 2",
     "video_ltx2_i2v_lora": "its graph has no link from the subgraph's video to Save Video",
 }
@@ -245,7 +245,7 @@ def test_a_template_runs_on_ranks_as_in_comfyui_alone(
     saving = [key for key, node in alone.items() if node["class_type"].startswith("Save")]
     reference = executor.run(alone, *saving)
     ours = executor.run(parallel(alone), *saving)
-    assert len(ours) == len(reference) >= 2
+    assert len(ours) == len(reference) >= 3
     rounded = _rounds(files_of(alone))
     for value, wanted in zip(ours, reference, strict=True):
         _compare(value, wanted, rounded=rounded)
