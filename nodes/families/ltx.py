@@ -72,13 +72,13 @@ class LTXVideo(Bridge):
     def inputs(self, x: Tensor, timestep: Tensor, call_args: dict[str, Any]) -> dict[str, Tensor]:
         """See ``Bridge``. A mask gives the factor of each token's timestep."""
         mask = call_args.pop("denoise_mask", None)
-        check_guides(call_args.pop("guide_attention_entries", None) or ())
+        _check_guides(call_args.pop("guide_attention_entries", None) or ())
         call_args.pop("generated_keyframes", None)  # marks tokens for LTX-2 alone
         inputs = {
             "hidden_states": x,
             "timestep": timestep,
             "encoder_hidden_states": pop_text(call_args),
-            "frame_rate": torch.full((len(x),), as_float(call_args.pop("frame_rate"), "frame_rate")),
+            "frame_rate": frame_rates(call_args, len(x)),
             "video_coords": self._video_coords(x, call_args.pop("keyframe_idxs", None), mask),
         }
         if mask is not None:
@@ -112,7 +112,19 @@ class LTXVideo(Bridge):
         return {"patchifier": PATCHIFIER}
 
 
-def check_guides(entries: Sequence[Mapping[str, Any]]) -> None:
+def frame_rates(call_args: dict[str, Any], batch: int) -> Tensor:
+    """Return the frame rate of each sample, ``[B]``. It is removed from the arguments.
+
+    Raises:
+        InvalidRequest: it is no number, or 0, by which ComfyUI's class cannot divide either.
+    """
+    rate = as_float(call_args.pop("frame_rate", 25), "frame_rate")
+    if rate == 0.0:
+        raise InvalidRequest("frame_rate is 0: set that of the video, such as 25, in LTXVConditioning")
+    return torch.full((batch,), rate)
+
+
+def _check_guides(entries: Sequence[Mapping[str, Any]]) -> None:
     """Refuse LTXVAddGuide's attention to a guide other than full attention to the whole guide.
 
     Raises:

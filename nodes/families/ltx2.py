@@ -18,9 +18,8 @@ from ...parallel_backend.checkpoint.weight_headers import read_files
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.vaes import LatentScale
 from ..bridges.bridge import Bridge, CoreText, MetaWeights, pop_text
-from ..bridges.given_numbers import as_float
 from ..bridges.refusals import layers_unavailable
-from .ltx import SCALE, unweighted
+from .ltx import SCALE, frame_rates, unweighted
 from .ltx2_connectors import CONNECTORS, PROJECTIONS, TextConnectors
 from .ltx2_guides import guide_inputs
 
@@ -160,7 +159,7 @@ class LTX2(Bridge):
         inputs = {
             "hidden_states": picture,
             "audio_hidden_states": sound,
-            "frame_rate": torch.full((len(picture),), as_float(call_args.pop("frame_rate", 25), "frame_rate")),
+            "frame_rate": frame_rates(call_args, len(picture)),
             "video_coords": coords.float(),
         } | ({"heard_share": torch.ones(len(picture))} if _HEARS_FIRST else {})
         inputs |= self._texts(pop_text(call_args))

@@ -24,6 +24,9 @@ CONNECTORS = ("video_embeddings_connector", "audio_embeddings_connector")
 PROJECTIONS = ("caption_projection", "audio_caption_projection")
 """Before the connectors in some models; in LTX-2 they follow, and the ranks run them."""
 
+_UNKNOWN = ["unknown"]
+"""Stands for the changes of a weight while it is changed."""
+
 
 class TextConnectors(LayersHere):
     """ComfyUI's ``preprocess_text_embeds`` with the file's weights, which are read when they are first needed.
@@ -72,6 +75,7 @@ class TextConnectors(LayersHere):
         wanted = {name: [described(part) for part in parts] for name, parts in changes.items()}
         stale = {name for name in self._applied.keys() | wanted.keys() if self._applied.get(name) != wanted.get(name)}
         known = stale & set(_parameters(module))  # others are of layers that the ranks run
+        self._applied |= dict.fromkeys(known, _UNKNOWN)  # until all are changed: what follows may fail
         self._read(module, sorted(known))
         for name in known & changes.keys():
             weight = module.get_parameter(name)

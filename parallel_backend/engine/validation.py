@@ -82,7 +82,7 @@ def _unpacked(message: Sample, family: type[Family], x: Shape) -> dict[str, Shap
     """Return the shapes of the latents that ``x`` holds, by their inputs' names."""
     shapes = message.latent_shapes or (x[1:],)
     positive = all(size > 0 for shape in message.latent_shapes for size in shape)
-    if not positive or len(shapes) != len(family.latents) or packed_shape(shapes) != x[1:]:
+    if not x or not positive or len(shapes) != len(family.latents) or packed_shape(shapes) != x[1:]:
         raise InvalidRequest(
             f"x of shape {list(x)} with latents of {', '.join(str(list(shape)) for shape in shapes)}: this model "
             f"takes {len(family.latents)} ({', '.join(family.latents)}), packed in that order"

@@ -22,7 +22,7 @@ WORKFLOWS = {
 }
 CONTRIBUTORS = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("CONTRIBUTING.md", "docs/releasing.md"))
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("web/docs/*.md"), *ROOT.glob(".github/**/*.md")]
-PUBLISHED = re.findall(r'"(\w+)"', re.search(r"^published = \[(.*)\]", PROJECT, re.MULTILINE)[1])
+PUBLISHED = re.findall(r'"(\w+)"', "".join(re.findall(r"^published = \[(.*)\]", PROJECT, re.MULTILINE)))
 CLAIMS = {
     "registry": (r"comfy node (registry-)?install parallel-dit", r"registry\.comfy\.org"),
     "index": (r"pip install parallel[-_]dit(?![\w/*-])", r"pypi\.org"),

@@ -7,9 +7,6 @@ from ..architecture import Architecture, Config, Tensors, Weights, layers, renam
 HEADS = 32
 """The number of heads that ComfyUI assumes where a file does not say it."""
 
-_CONNECTORS = ("audio_embeddings_connector", "video_embeddings_connector")
-"""Layers of the text, which diffusers' class does not have. ComfyUI's process runs them."""
-
 _BLOCK = "transformer_blocks.0"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from ...errors import InvalidRequest
 from ...interfaces.geometry import AUDIO, IMAGE, LATENT, SOUND, AllReduce, AttentionKind, Extent, Geometry, Shapes
 from ...interfaces.tensor_cuts import ColumnParallel, Cuts, HeadOutputs, HeadsNorm, RowParallel, attention_cuts
-from ..shared.patchify import check_text
+from ..shared.patchify import check_text, second_size
 
 FIXED: Mapping[str, Any] = {
     "patch_size": 1, "patch_size_t": 1, "audio_patch_size": 1, "audio_patch_size_t": 1,
@@ -87,7 +87,7 @@ def extent_of(config: Mapping[str, Any], geometry: Geometry, shapes: Shapes) -> 
     """
     batch, _, *size = shapes[LATENT]
     tokens, text = math.prod(size), _text_tokens(config, shapes)
-    sound, reference = _sound_tokens(config, shapes), shapes.get("reference_sound", (batch, 0))[1]
+    sound, reference = _sound_tokens(config, shapes), second_size(shapes, "reference_sound", 0)
     _check(shapes, "encoder_attention_mask", (batch, text), f"the text has {text} tokens")
     for name in ("frame_rate", "heard_share"):
         _check(shapes, name, (batch,), "one number per sample is needed")

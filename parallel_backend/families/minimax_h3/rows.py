@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...errors import InvalidRequest
 from ...interfaces.geometry import LATENT, SOUND, Geometry, Shape, Shapes
+from ..shared.patchify import second_size
 from .times import CONDITIONING_TIMES, MASK_LEVELS, SIGMA_SHIFTS, SOUND_MASK_LEVELS, SOUND_SCALE
 
 TEXT = "encoder_hidden_states"
@@ -72,7 +73,7 @@ def _wanted(config: Mapping[str, object], geometry: Geometry, shapes: Shapes) ->
     video, sound = math.prod(geometry.grid(shapes[LATENT][2:])), EARS * shapes[SOUND][3]
     widths = {VIDEO_ROWS: geometry.channels * math.prod(geometry.patch), SOUND_ROWS: config["audio_in_channels"]}
     for rows, ids in PAIRS[:2]:
-        given = shapes.get(rows, (1, 0))[1]
+        given = second_size(shapes, rows, 0)
         yield rows, (given, widths[rows])  # type: ignore[misc]
         yield ids, (given, AXES)
     for count, ids, levels, labels in (
@@ -80,7 +81,7 @@ def _wanted(config: Mapping[str, object], geometry: Geometry, shapes: Shapes) ->
     ):  # fmt: skip
         yield ids, (count, AXES)
         yield labels, (count,)
-        yield levels, (shapes.get(levels, (1, 1))[1],)
+        yield levels, (second_size(shapes, levels, 1),)
     yield TEXT_LABELS, (shapes[TEXT][1],)
     yield SIGMA_SHIFTS, (2,)
     yield CONDITIONING_TIMES, (2,)

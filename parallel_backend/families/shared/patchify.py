@@ -64,6 +64,12 @@ def check_text(shape: tuple[int, ...], width: int, name: str = "conditioning") -
     return shape[1]
 
 
+def second_size(shapes: Shapes, name: str, otherwise: int) -> int:
+    """Return how many rows an input that may be left out has for each sample: ``otherwise`` if it has no second dim."""
+    shape = shapes.get(name, ())
+    return shape[1] if len(shape) > 1 else otherwise
+
+
 def check_vector(name: str, shape: tuple[int, ...], width: int) -> None:
     """Check that an input's shape is ``[batch, width]``.
 

@@ -45,6 +45,7 @@ def bridge(tmp_path: Path) -> Callable[..., Any]:
             {"frame_rate": 25, "keyframe_idxs": torch.zeros(1, 3, 35), "denoise_mask": -torch.ones(1, 128, 3, 5, 7)},
             "a mask of its own",
         ),
+        ("ltx t2v", {"frame_rate": 0.0}, "frame_rate is 0: set that of the video"),
         ("ltx keyframes", {"guide_attention_entries": [{"strength": 0.5}]}, "a guide of strength 0.5"),
         (
             "ltx keyframes",

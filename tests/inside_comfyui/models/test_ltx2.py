@@ -8,7 +8,9 @@ from typing import Any
 import folder_paths
 import pytest
 import torch
+from any_folder_name.nodes.families import ltx2_connectors
 from any_folder_name.nodes.families.registry import bridge_for
+from any_folder_name.nodes.remote.weight_fit import changed_weight
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
@@ -114,6 +116,31 @@ def test_a_lora_of_connectors_equals_comfyui(name: str, load_whole: Callable[...
         for sample in SAMPLERS:
             assert relative_error(sample(changed[1], latent, **options), reference) < CLOSE
     assert relative_error(ksampler(model, latent, **options), plain) < CLOSE
+
+
+@runs_connectors
+def test_a_change_of_connectors_that_fails_leaves_none_behind(
+    load_whole: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, case = "ltx2 2", CASES["ltx2 2"]
+    options = {"positive": unprocessed(name, 1), "negative": unprocessed(name, 2), "steps": 1}
+    plain = load_whole(name, ParallelLayout())
+    changed = [loras.on_model(plain, (change(name, seed), 0.7)) for seed in (1, 2)]
+    wanted = [ksampler(model, case.samples(), **options) for model in (plain, changed[0])]
+    applied: list[str] = []
+
+    def fails(weight_name: str, *args: Any) -> torch.Tensor:
+        applied.append(weight_name)
+        if len(applied) > 2:
+            raise InvalidRequest("no room")
+        return changed_weight(weight_name, *args)
+
+    for model, reference in zip((plain, changed[0]), wanted, strict=True):
+        with monkeypatch.context() as patched, pytest.raises(InvalidRequest, match="no room"):
+            applied.clear()
+            patched.setattr(ltx2_connectors, "changed_weight", fails)
+            ksampler(changed[1], case.samples(), **options)
+        assert relative_error(ksampler(model, case.samples(), **options), reference) < CLOSE
 
 
 @pytest.mark.skipif("ltx2 2.3" not in CASES, reason="this version of ComfyUI has no LTX-2.3")

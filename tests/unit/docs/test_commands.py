@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_the_other_tests_are_there() -> None:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Variables with which commands find nothing of the user's."""
     with tempfile.TemporaryDirectory(prefix="pdit-docs-", dir="/tmp") as short:  # a socket's path is limited
         yield {

@@ -10,9 +10,17 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from mkdocs.exceptions import PluginError
+
+from scripts import docs_site
 
 ROOT = Path(__file__).parents[3]
-BUILT_FROM = ("docs", "web/docs", "tests/README.md", "mkdocs.yml", "pyproject.toml", "scripts/docs_site.py")
+BUILT_FROM = ("docs", "mkdocs.yml", "pyproject.toml", "scripts/docs_site.py")
+LINKED_TO = (
+    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md", "checkpoints", "lab", "parallel_backend",
+    "scripts/core_contract", "tests", "web",
+)  # fmt: skip
+"""What pages are made of or link to, besides."""
 
 
 def build(site: Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -103,20 +111,38 @@ def test_tables_and_code_are_rendered(pages: dict[Path, Page], site: Path) -> No
     assert [file for file in pages if raw.search(file.read_text(encoding="utf-8"))] == []
 
 
-@pytest.mark.parametrize("link", ["nowhere.md", "../tests/nowhere.py", "install.md#nowhere"])
-def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path, link: str) -> None:
+@pytest.mark.parametrize("link", ["nowhere.md", "../tests/nowhere.py", "pictures/nowhere.svg"])
+def test_a_link_to_a_file_that_does_not_exist_is_refused(link: str) -> None:
+    with pytest.raises(PluginError, match=r"docs/install\.md links to .*nowhere"):
+        docs_site.target("install.md", link)
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "target"),
+    [
+        ("install.md", "reference.md#gpus", "reference.md#gpus"),
+        ("install.md", "../web/docs/ParallelVAE.md", "node/ParallelVAE.md"),
+        ("node/ParallelVAE.md", "../../docs/vae.md", "../vae.md"),
+        ("project/CONTRIBUTING.md", "docs/hosts.md#set-up", "../hosts.md#set-up"),
+        ("project/tests.md", "../CONTRIBUTING.md", "CONTRIBUTING.md"),
+        ("install.md", "#with-git", "#with-git"),
+        ("install.md", "https://example.org/", "https://example.org/"),
+    ],
+)
+def test_links_inside_the_site(page: str, link: str, target: str) -> None:
+    assert docs_site.target(page, link) == target
+
+
+def test_a_place_that_a_page_lacks_ends_the_build(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
-    for name in (*BUILT_FROM, *(file.name for file in ROOT.glob("*.md"))):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-        copy(ROOT / name, checkout / name)
-    for name in ("tests", "parallel_backend", "lab", "scripts", "checkpoints"):  # what pages link to
-        for file in (path for path in (ROOT / name).rglob("*") if path.suffix != ".pyc" and path.is_file()):
-            target = checkout / file.relative_to(ROOT)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.touch()
+    checkout.mkdir()
+    for name in BUILT_FROM:
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, checkout / name)
+    for name in LINKED_TO:
+        (checkout / name).symlink_to(ROOT / name)
     page = checkout / "docs" / "upgrading.md"
-    page.write_text(page.read_text(encoding="utf-8") + f"\n[there]({link})\n", encoding="utf-8")
+    page.write_text(page.read_text(encoding="utf-8") + "\n[there](install.md#nowhere)\n", encoding="utf-8")
     done = build(tmp_path / "site", checkout)
     assert done.returncode != 0
-    assert "nowhere" in done.stdout + done.stderr
+    assert "#nowhere" in done.stdout + done.stderr

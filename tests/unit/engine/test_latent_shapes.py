@@ -68,6 +68,12 @@ def test_a_model_of_one_latent_takes_no_other(folders, shapes):
         plan(folders, ONE, shapes)
 
 
+@pytest.mark.parametrize("shapes", [(), ((),)])
+def test_a_latent_without_dims_is_refused(folders, shapes):
+    with pytest.raises(InvalidRequest, match=r"x of shape \[\] with latents of"):
+        plan(folders, ONE, shapes, changed={"x": torch.tensor(1.0)})
+
+
 @pytest.mark.parametrize("name", ["mask", "latent"])
 def test_what_inpaints_fits_the_flat_latent(folders, name):
     flat = torch.ones(2, *packed_shape((VIDEO, AUDIO)))

@@ -152,6 +152,7 @@ def test_models_that_the_adapter_does_not_know_are_refused(config, message):
         ({"attending_layers": (2, 3)}, "the model has 2 layers"),
         ({"across_shares": (2, 1)}, "one number for the picture and one for the sound"),
         ({"reference_sound": (2, 6, 20)}, "need each other"),
+        ({"reference_sound": (2,), "reference_seconds": (2, 0, 2)}, r"reference_sound of shape \[2\] does not fit"),
         ({"encoder_hidden_states": (2, 7, 30)}, r"gives \[batch, tokens, 24\]"),
         ({"audio_encoder_hidden_states": (2, 6, 24)}, "text has 7 tokens and the sound's 6"),
     ],
