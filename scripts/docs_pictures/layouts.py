@@ -46,14 +46,15 @@ def dsp() -> str:
 
 def ring() -> str:
     """Each rank's queries against one rank's keys after another."""
-    parts = []
-    for turn in range(4):
-        grid = Grid(
+
+    def grid(turn: int) -> Grid:
+        return Grid(
             title=f"turn {turn + 1}", rows=4, columns=4, across="keys and values of", down="queries of rank",
-            colour=lambda row, column, turn=turn: RANKS[row] if (row - turn) % 4 == column else PALE,
-            words=lambda row, column, turn=turn: str(column) if (row - turn) % 4 == column else "",
+            colour=lambda row, column: RANKS[row] if (row - turn) % 4 == column else PALE,
+            words=lambda row, column: str(column) if (row - turn) % 4 == column else "",
         )  # fmt: skip
-        parts.append(grid.at(40 + turn * 150, 62))
+
+    parts = [grid(turn).at(40 + turn * 150, 62) for turn in range(4)]
     return picture(640, 180, "ring=4: keys and values go from rank to rank", [*parts, legend(40, 164, FOUR)])
 
 
@@ -91,7 +92,10 @@ def pipe() -> str:
     layers = Partition.even(8, 4)
     stack = Grid(title="layers", rows=8, columns=1, cell=(70, 15), colour=lambda row, column: owner(layers, row),
                  words=lambda row, column: f"layer {row + 1}")  # fmt: skip
-    inside = lambda row, column: 0 <= column - row < 8  # noqa: E731
+
+    def inside(row: int, column: int) -> bool:
+        return 0 <= column - row < 8
+
     time = Grid(title="patches in two steps", rows=4, columns=11, cell=(38, 28), across="time", down="",
                 colour=lambda row, column: RANKS[row] if inside(row, column) else PALE,
                 words=lambda row, column: str((column - row) % 4 + 1) if inside(row, column) else "")  # fmt: skip
@@ -112,12 +116,12 @@ def shard_weights() -> str:
 def combined() -> str:
     """Two axes at once."""
     tokens = Partition.even(7, 2)
-    grids = [
-        Grid(title=f"{name} prompt", rows=7, columns=6, down="tokens", across="heads, features",
-             colour=lambda row, column, first=first: RANKS[first + RANKS.index(owner(tokens, row))])
-        for first, name in ((0, "positive"), (2, "negative"))
-    ]  # fmt: skip
-    parts = [grids[0].at(40, 62), grids[1].at(300, 62), legend(40, 222, FOUR)]
+
+    def grid(first: int, name: str) -> Grid:
+        return Grid(title=f"{name} prompt", rows=7, columns=6, down="tokens", across="heads, features",
+                    colour=lambda row, column: RANKS[first + RANKS.index(owner(tokens, row))])  # fmt: skip
+
+    parts = [grid(0, "positive").at(40, 62), grid(2, "negative").at(300, 62), legend(40, 222, FOUR)]
     return picture(640, 240, "cfg=2 ulysses=2: four ranks, of which two share each prompt", parts)
 
 

@@ -169,7 +169,9 @@ def test_loras_that_look_at_a_reference_equal_comfyui_on_a_compressed_file(
         for key, each in loras.plain(native, "diffusion_model.", rank=4, seed=3).items()
         if "transformer_blocks" in key
     }
-    model = load_remote(ParallelLayout.parse(layout), name=f"diffusion_models/{file.name}").model
+    split = ParallelLayout.parse(layout)
+    devices = ",".join(map(str, range(split.ranks)))
+    model = load_remote(split, name=f"diffusion_models/{file.name}", devices=devices).model
     results = []
     for each, strength in ((native, 0.0), (native, 0.6), (model, 0.6), (model, -0.3), (native, -0.3)):
         changed, options = given(loras.on_model(each, (of_blocks, strength)))

@@ -23,7 +23,7 @@ def test_no_other_picture_is_there():
 def test_picture_is_svg_with_a_title_and_loads_nothing(file):
     root = ElementTree.fromstring(PICTURES[file])
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert root.find("{http://www.w3.org/2000/svg}title").text
+    assert root.findtext("{http://www.w3.org/2000/svg}title")
     assert not [each for each in root.iter() if each.tag.endswith(("script", "image", "use", "foreignObject"))]
 
 
