@@ -61,7 +61,10 @@ def links() -> str:
     rows = tables.rows("approximate.md", "link")[1:]  # the first is without a limit
     layouts = ("pipe=2", "ulysses=2", "ring=2")
     title, bottom, high = "Seconds of 4 steps on two ranks, by the speed of the link", 270, 32.0
-    place = lambda speed, seconds: (60 + 540 * math.log10(speed / 100), bottom - (bottom - TOP) * seconds / high)  # noqa: E731
+
+    def place(speed: float, seconds: float) -> tuple[float, float]:
+        return 60 + 540 * math.log10(speed / 100), bottom - (bottom - TOP) * seconds / high
+
     parts = [text(20, 28, title, size=15), line([(60, TOP), (60, bottom), (610, bottom)], INK, width=1)]
     for seconds in range(0, 31, 10):
         parts.append(text(52, place(100, seconds)[1] + 4, f"{seconds} s", size=11, anchor="end"))
@@ -82,7 +85,9 @@ def quality() -> str:
 
 
 def _intervals(title: str, rows: Sequence[Sequence[str]]) -> str:
-    scale = lambda value: LEFT + 90 + (value + 2) * 26  # noqa: E731
+    def scale(points: float) -> float:
+        return LEFT + 90 + (points + 2) * 26
+
     bottom = TOP + len(rows) * 24
     parts = [text(20, 28, title, size=15)]
     for tick in range(0, 11, 2):
