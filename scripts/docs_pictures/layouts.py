@@ -1,5 +1,7 @@
 """Who holds and computes what, for each axis of a layout. Shares are those that the ranks compute."""
 
+from functools import partial
+
 from parallel_backend.layout.partition import Partition
 from scripts.docs_pictures.svg import PALE, RANKS, Grid, arrow, legend, picture, text
 
@@ -50,12 +52,19 @@ def ring() -> str:
     def grid(turn: int) -> Grid:
         return Grid(
             title=f"turn {turn + 1}", rows=4, columns=4, across="keys and values of", down="queries of rank",
-            colour=lambda row, column: RANKS[row] if (row - turn) % 4 == column else PALE,
-            words=lambda row, column: str(column) if (row - turn) % 4 == column else "",
+            colour=partial(_met, turn), words=partial(_from, turn),
         )  # fmt: skip
 
     parts = [grid(turn).at(40 + turn * 150, 62) for turn in range(4)]
     return picture(640, 180, "ring=4: keys and values go from rank to rank", [*parts, legend(40, 164, FOUR)])
+
+
+def _met(turn: int, row: int, column: int) -> str:
+    return RANKS[row] if (row - turn) % 4 == column else PALE
+
+
+def _from(turn: int, row: int, column: int) -> str:
+    return str(column) if (row - turn) % 4 == column else ""
 
 
 def cfg() -> str:
@@ -92,15 +101,15 @@ def pipe() -> str:
     layers = Partition.even(8, 4)
     stack = Grid(title="layers", rows=8, columns=1, cell=(70, 15), colour=lambda row, column: owner(layers, row),
                  words=lambda row, column: f"layer {row + 1}")  # fmt: skip
-
-    def inside(row: int, column: int) -> bool:
-        return 0 <= column - row < 8
-
     time = Grid(title="patches in two steps", rows=4, columns=11, cell=(38, 28), across="time", down="",
-                colour=lambda row, column: RANKS[row] if inside(row, column) else PALE,
-                words=lambda row, column: str((column - row) % 4 + 1) if inside(row, column) else "")  # fmt: skip
+                colour=lambda row, column: RANKS[row] if _is_busy(row, column) else PALE,
+                words=lambda row, column: str((column - row) % 4 + 1) if _is_busy(row, column) else "")  # fmt: skip
     parts = [stack.at(40, 62), time.at(170, 62), legend(40, 212, FOUR)]
     return picture(640, 230, "pipe=4: four patches stream through four ranges of layers", parts)
+
+
+def _is_busy(rank: int, time: int) -> bool:
+    return 0 <= time - rank < 8
 
 
 def shard_weights() -> str:
@@ -116,13 +125,17 @@ def shard_weights() -> str:
 def combined() -> str:
     """Two axes at once."""
     tokens = Partition.even(7, 2)
-
-    def grid(first: int, name: str) -> Grid:
-        return Grid(title=f"{name} prompt", rows=7, columns=6, down="tokens", across="heads, features",
-                    colour=lambda row, column: RANKS[first + RANKS.index(owner(tokens, row))])  # fmt: skip
-
-    parts = [grid(0, "positive").at(40, 62), grid(2, "negative").at(300, 62), legend(40, 222, FOUR)]
+    grids = [
+        Grid(title=f"{name} prompt", rows=7, columns=6, down="tokens", across="heads, features",
+             colour=partial(_of_branch, first, tokens))
+        for first, name in ((0, "positive"), (2, "negative"))
+    ]  # fmt: skip
+    parts = [grids[0].at(40, 62), grids[1].at(300, 62), legend(40, 222, FOUR)]
     return picture(640, 240, "cfg=2 ulysses=2: four ranks, of which two share each prompt", parts)
+
+
+def _of_branch(first: int, tokens: Partition, row: int, column: int) -> str:
+    return RANKS[first + RANKS.index(owner(tokens, row))]
 
 
 PICTURES = {

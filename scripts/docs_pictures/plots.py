@@ -85,8 +85,8 @@ def quality() -> str:
 
 
 def _intervals(title: str, rows: Sequence[Sequence[str]]) -> str:
-    def scale(value: float) -> float:
-        return LEFT + 90 + (value + 2) * 26
+    def scale(points: float) -> float:
+        return LEFT + 90 + (points + 2) * 26
 
     bottom = TOP + len(rows) * 24
     parts = [text(20, 28, title, size=15)]
