@@ -82,12 +82,14 @@ def command_of(program: str, words: str) -> str | None:
 
 
 def missing_paths(text: str) -> list[str]:
-    """Return the files and folders between backticks that the checkout lacks.
+    """Return the files and folders between backticks that the checkout lacks, and that no command makes.
 
-    A page may leave out the front of a path: ``rank/spare.py``.
+    Git ignores what commands make. A page may leave out the front of a path: ``rank/spare.py``.
     """
     files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if _is_kept(file)]
     there = {f"/{each.relative_to(ROOT)}" for file in files for each in (file, *file.parents) if ROOT in each.parents}
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    there |= {f"/{each.strip('/')}" for each in ignored if each.endswith("/")}
     paths = [word.rstrip("/.") for code in _CODE.findall(text) for word in _WORD.findall(code) if _is_ours(word)]
     return [path for path in paths if not any(each.endswith(f"/{path}") for each in there)]
 
