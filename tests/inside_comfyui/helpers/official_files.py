@@ -213,10 +213,6 @@ def _checkpoint(case: str, kind: str | None) -> tuple[Weights, Metadata]:
     return found, _config(case, vae=LTX_VAE, **LTX_SOUND)
 
 
-def _halved(weights: Weights) -> Weights:
-    return {name: each.half() if each.is_floating_point() else each for name, each in weights.items()}
-
-
 def _gemma4_with_projection() -> Weights:
     variant = gemma4.gemma4_text_encoder_model(gemma4.Gemma4_12B)
     return _text_encoder(variant) | _projection("ltx2 2.5") | {"tokenizer_json": _tokenizer()}
@@ -257,7 +253,8 @@ _FILES: dict[str, Callable[[], tuple[Weights, Metadata]]] = {
         _compressed(_statistics(comfy.ldm.minimax.vae.MiniMaxH3VideoVAE), "int8 rotated", "decoder.transformer_blocks"),
         None,
     ),
-    "minimax_h3_video_vae fp16": lambda: (_halved(_statistics(comfy.ldm.minimax.vae.MiniMaxH3VideoVAE)), None),
+    # In 32 bits: ComfyUI alone cannot decode with 16 of them on a CPU.
+    "minimax_h3_video_vae fp16": lambda: (_statistics(comfy.ldm.minimax.vae.MiniMaxH3VideoVAE), None),
     "minimax_h3_audio_vae": lambda: (_statistics(comfy.ldm.minimax.audio_vae.MiniMaxH3AudioVAE), None),
     "minimax_h3_ int8_convrot": lambda: (_compressed(_diffusion("minimax_h3 pruned"), "int8 rotated", "blocks."), None),
     "gemma_3_12B": lambda: (
