@@ -106,7 +106,8 @@ class SamplingContext:
         if factors is not None:
             of_out, of_input = (each if elements is None else each[:, elements] for each in factors)
             model_input = inpainting.model_input(x, sigma)
-            out = of_out.view(-1, *out.shape[1:]) * out + of_input.view(-1, *out.shape[1:]) * model_input
+            # A patch of references alone has no element, of which no size could be inferred.
+            out = of_out.view(out.shape) * out + of_input.view(out.shape) * model_input
         return inpainting.x0(x, sigma, out)
 
     def _followed(self, sigma: Tensor) -> tuple[Tensor, Tensor] | None:

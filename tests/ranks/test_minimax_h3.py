@@ -15,7 +15,8 @@ from tests.support import families
 
 NAME = "MiniMaxH3Transformer3DModel"
 LAYOUTS = ["", "ulysses=3", "ring=2", "tensor=3", "cfg=2 ulysses=2", "data=2 cfg=2", "ulysses=2 shard_weights"]
-LOOPS = ["", "ulysses=3", "cfg=2", "tensor=2", "data=2", "pipe=2 patches=1"]
+LOOPS = ["", "ulysses=3", "cfg=2", "tensor=2", "data=2", "pipe=2 patches=1", "pipe=2 patches=8 warmup=3"]
+"""The last of the eight patches has tokens of references alone, and all three steps are exact."""
 SIGMAS = torch.tensor([1.0, 0.7, 0.3, 0.0])
 SCALE = 4.0
 
