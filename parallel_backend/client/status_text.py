@@ -17,7 +17,7 @@ def format_status(status: Status) -> str:
     lines = [
         f"backend      pid {status.pid}, {status.state}, {_size(status.memory)}, {idle}",
         f"layout       {status.layout or 'none yet'}{_approximation_note(status)}",
-        f"running      {status.running or 'nothing'}",
+        f"running      {status.running or 'nothing'}{_origin(status)}",
         f"queued       {', '.join(status.queued) or 'nothing'}",
         f"ranks        {len(status.ranks)}" + (f", generation {status.generation}" if status.ranks else ""),
     ]
@@ -51,6 +51,11 @@ def _approximation_note(status: Status) -> str:
     return f" ({approximation}: approximate in Parallel Sampler, exact in other samplers)" if approximation else ""
 
 
+def _origin(status: Status) -> str:
+    origin = status.work.origin if status.work else None
+    return f", for node {origin.node} of prompt {origin.prompt}" if origin else ""
+
+
 def _host(host: HostStatus, link: HostLink | None) -> str:
     name = f"{host.name} ({host.address})" if host.address else host.name or "unknown"
     parts = [f"  host {host.node}     {name}, {host.state}"]
@@ -68,6 +73,10 @@ def _host(host: HostStatus, link: HostLink | None) -> str:
 
 def _rank(rank: RankStatus) -> str:
     device = f", {_size(rank.device_memory)} on the device" if rank.device_memory else ""
+    if rank.device_total:
+        device += f", {_size(rank.device_used)} of its {_size(rank.device_total)} in use"
+    if rank.load is not None:
+        device += f", {100 * rank.load:.0f} % busy"
     host = f" on {rank.host}" if rank.host else ""
     return (
         f"  rank {rank.rank}     pid {rank.pid}{host}, {rank.device}, {_size(rank.memory)}{device}, {rank.steps} steps"

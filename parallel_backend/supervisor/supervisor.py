@@ -36,6 +36,7 @@ from .ranks.generations import Generations
 from .ranks.spares import Spares
 from .request_queue import QueuedRequest, RequestQueue
 from .request_runner import RequestRunner
+from .work import work_of
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +201,7 @@ class Supervisor:
             spares=self._spares.statuses(),
             most_spares=self._limits.spares,
             internal_errors=self._events.internal_errors,
+            work=work_of(running) if running else None,
         )
         return self._others.added_to(status) if self._others else status
 
