@@ -14,12 +14,17 @@ from .open_sora2.guider import ParallelOpenSora2Guider
 from .open_sora2.prompt import ParallelOpenSora2Prompt
 from .open_sora2.times import ParallelOpenSora2Sampling
 from .open_sora2.video import ParallelOpenSora2Video
+from .panel.routes import add_to_server
 from .sampler import ParallelSampler
 from .vae import ParallelVAE, ParallelVAEDecode, ParallelVAEEncode
 
 
 class ParallelDiT(ComfyExtension):  # type: ignore[misc]
     """The extension that ComfyUI registers."""
+
+    @override
+    async def on_load(self) -> None:
+        add_to_server()
 
     @override
     async def get_node_list(self) -> list[type[io.ComfyNode]]:

@@ -1,6 +1,7 @@
 """Format a ``Status`` as text for people and as JSON, and the log of requests as a table."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -36,10 +37,15 @@ def format_status(status: Status) -> str:
     return "\n".join(lines)
 
 
-def format_json(status: Status) -> str:
+def fields(status: Status) -> dict[str, Any]:
     """The fields of a status, and ``approximation``: the approximate method of the layout's step loops, or ``""``."""
-    fields = msgspec.to_builtins(status) | {"approximation": _approximation(status)}
-    return msgspec.json.format(msgspec.json.encode(fields)).decode()
+    found: dict[str, Any] = msgspec.to_builtins(status)
+    return found | {"approximation": _approximation(status)}
+
+
+def format_json(status: Status) -> str:
+    """The status's ``fields`` as JSON."""
+    return msgspec.json.format(msgspec.json.encode(fields(status))).decode()
 
 
 def _approximation(status: Status) -> str:
