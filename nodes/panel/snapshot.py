@@ -63,4 +63,3 @@ def _comfyui() -> Json:
         "steps": msgspec.to_builtins(steps) | {"left": steps.left},
         "trouble": asdict(trouble) if trouble else None,
     }
-

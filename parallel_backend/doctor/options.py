@@ -19,5 +19,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--markdown", action="store_true",
-        help="print these lines, status and versions as a text to paste into an issue, without what --report leaves out",
+        help="print lines, status and versions as a text to paste into an issue, without what --report leaves out",
     )  # fmt: skip
