@@ -4,15 +4,25 @@
  * @module
  */
 import { app } from "./comfy.js";
+import { makeParallel } from "./make_parallel/command.js";
+import { button } from "./panel/buttons.js";
 import { show } from "./panel/panel.js";
 import { addStyles } from "./styles.js";
 import { t } from "./texts.js";
+
+const MAKE_PARALLEL = "ParallelDiT.MakeParallel";
 
 /** Ends the shown panel. @type {() => void} */
 let hide = () => {};
 
 app.registerExtension({
   name: "ParallelDiT",
+  commands: [
+    { id: MAKE_PARALLEL, label: "Make parallel", icon: "pi pi-server", function: makeParallel },
+  ],
+  keybindings: [{ combo: { key: "p", alt: true, shift: true }, commandId: MAKE_PARALLEL }],
+  menuCommands: [{ path: ["Parallel DiT"], commands: [MAKE_PARALLEL] }],
+  getCanvasMenuItems: () => [null, { content: t("button.parallel"), callback: makeParallel }],
   async setup() {
     addStyles();
     app.extensionManager.registerSidebarTab({
@@ -23,7 +33,7 @@ app.registerExtension({
       type: "custom",
       render: (/** @type {HTMLElement} */ place) => {
         hide();
-        hide = show(place, []);
+        hide = show(place, [button("parallel", makeParallel)]);
       },
       destroy: () => hide(),
     });

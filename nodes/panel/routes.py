@@ -13,6 +13,7 @@ from ...parallel_backend.errors import BackendError, InvalidRequest
 from .actions import ACTIONS
 from .doctor import Doctor
 from .guard import refused_change, refused_origin
+from .making_parallel import made_parallel
 from .snapshot import snapshot
 from .watch import Watchers
 
@@ -48,6 +49,7 @@ class Routes:
         routes.get(f"{PREFIX}/status")(self._reading(self._status))
         routes.post(f"{PREFIX}/watch")(self._reading(self._watch))
         routes.post(f"{PREFIX}/leave")(self._reading(self._leave))
+        routes.post(f"{PREFIX}/make_parallel")(self._reading(_make_parallel))
         for name, act in ACTIONS.items():
             routes.post(f"{PREFIX}/{name}")(self._changing(self._acting(act)))
         routes.post(f"{PREFIX}/doctor")(self._changing(self._examine))
@@ -122,6 +124,11 @@ def _failure(status: int, error: Exception) -> web.Response:
 
 def _refusal(sentence: str) -> web.Response:
     return web.json_response({"error": sentence, "code": "refused"}, status=403)
+
+
+async def _make_parallel(request: web.Request) -> Any:
+    body = await body_of(request)
+    return await asyncio.to_thread(made_parallel, body.get("workflow"))
 
 
 async def _page(request: web.Request) -> str:
