@@ -3,13 +3,18 @@
  *
  * @module
  */
+import { showBadges } from "./badges.js";
 import { app } from "./comfy.js";
 import { makeParallel } from "./make_parallel/command.js";
+import { MET, meet } from "./notices/first_contact.js";
+import { showNotices } from "./notices/notices.js";
 import { button } from "./panel/buttons.js";
 import { show } from "./panel/panel.js";
+import { readSettings, settings } from "./settings.js";
 import { addStyles } from "./styles.js";
 import { t } from "./texts.js";
 
+const REPOSITORY = "https://github.com/parallel-dit/comfyui-parallel-dit";
 const MAKE_PARALLEL = "ParallelDiT.MakeParallel";
 
 /** Ends the shown panel. @type {() => void} */
@@ -21,6 +26,8 @@ app.registerExtension({
     { id: MAKE_PARALLEL, label: "Make parallel", icon: "pi pi-server", function: makeParallel },
   ],
   keybindings: [{ combo: { key: "p", alt: true, shift: true }, commandId: MAKE_PARALLEL }],
+  settings: [...settings(), MET],
+  aboutPageBadges: [{ label: "Parallel DiT", url: REPOSITORY, icon: "pi pi-server" }],
   menuCommands: [{ path: ["Parallel DiT"], commands: [MAKE_PARALLEL] }],
   getCanvasMenuItems: () => [null, { content: t("button.parallel"), callback: makeParallel }],
   async setup() {
@@ -37,5 +44,9 @@ app.registerExtension({
       },
       destroy: () => hide(),
     });
+    showNotices();
+    showBadges();
+    await readSettings();
+    void meet(makeParallel);
   },
 });

@@ -4,7 +4,7 @@
  * @module
  */
 
-const SHEETS = ["panel/panel.css"];
+const SHEETS = ["panel/panel.css", "notices/notice.css"];
 
 /** Adds the sheets once. */
 export function addStyles() {

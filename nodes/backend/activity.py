@@ -48,10 +48,13 @@ class Steps:
     @property
     def left(self) -> float | None:
         """Seconds that the other steps will take; None if that is not known."""
-        if not self.seconds or not self.total:
-            return None
+        return max(0.0, self.total - self.done) * self.usual if self.seconds and self.total else None
+
+    @property
+    def usual(self) -> float:
+        """Seconds that one of the last steps took, the middle of five; 0 before the first."""
         recent = sorted(self.seconds[-5:])
-        return max(0.0, self.total - self.done) * recent[len(recent) // 2]
+        return recent[len(recent) // 2] if recent else 0.0
 
 
 class Activity:

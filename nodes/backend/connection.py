@@ -32,8 +32,7 @@ from ...parallel_backend.protocol.messages import (
 from ...parallel_backend.protocol.model_spec import ModelSpec
 from ...parallel_backend.protocol.status import LoadedModel, RankStatus
 from . import comfyui_models
-from .activity import Activity
-from .noted_steps import executing_origin, note_steps, noted_progress
+from .noted_steps import executing_origin, note_failure, note_recovery, note_steps, noted_progress
 from .progress_text import OnProgress, shown_progress
 from .session import current
 
@@ -184,7 +183,7 @@ class Handle:
         """Show a recovery from a failure on the node, and log it."""
         logging.warning("Parallel DiT: %s", sentence)
         self.show(sentence)
-        current().part(Activity).recovered(executing_origin(), sentence)
+        note_recovery(executing_origin(), sentence)
 
     def give_back_cache(self) -> None:
         """Make the ranks free cached memory on GPUs that ComfyUI uses, too. Never raises an error.
@@ -204,11 +203,11 @@ class Handle:
             comfy.model_management.throw_exception_if_processing_interrupted()
             raise
         except OutOfMemory as error:
-            current().part(Activity).failed(executing_origin(), error)
+            note_failure(executing_origin(), error)
             self.show("out of memory")
             raise comfy.model_management.OOM_EXCEPTION(str(error)) from error
         except BackendError as error:
-            current().part(Activity).failed(executing_origin(), error)
+            note_failure(executing_origin(), error)
             self.show(f"failed: {error}")
             raise
 

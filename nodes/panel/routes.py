@@ -11,9 +11,11 @@ from aiohttp import web
 
 from ...parallel_backend.errors import BackendError, InvalidRequest
 from .actions import ACTIONS
+from .devices import found_devices
 from .doctor import Doctor
 from .guard import refused_change, refused_origin
 from .making_parallel import made_parallel
+from .settings import change_settings, shown_settings
 from .snapshot import snapshot
 from .watch import Watchers
 
@@ -49,6 +51,9 @@ class Routes:
         routes.get(f"{PREFIX}/status")(self._reading(self._status))
         routes.post(f"{PREFIX}/watch")(self._reading(self._watch))
         routes.post(f"{PREFIX}/leave")(self._reading(self._leave))
+        routes.get(f"{PREFIX}/settings")(self._reading(_settings))
+        routes.post(f"{PREFIX}/settings")(self._changing(_change_settings))
+        routes.get(f"{PREFIX}/devices")(self._reading(_devices))
         routes.post(f"{PREFIX}/make_parallel")(self._reading(_make_parallel))
         for name, act in ACTIONS.items():
             routes.post(f"{PREFIX}/{name}")(self._changing(self._acting(act)))
@@ -124,6 +129,18 @@ def _failure(status: int, error: Exception) -> web.Response:
 
 def _refusal(sentence: str) -> web.Response:
     return web.json_response({"error": sentence, "code": "refused"}, status=403)
+
+
+async def _settings(request: web.Request) -> Any:
+    return await asyncio.to_thread(shown_settings)
+
+
+async def _change_settings(request: web.Request) -> Any:
+    return await asyncio.to_thread(change_settings, await body_of(request))
+
+
+async def _devices(request: web.Request) -> Any:
+    return await asyncio.to_thread(found_devices)
 
 
 async def _make_parallel(request: web.Request) -> Any:

@@ -82,7 +82,7 @@ def _run(role: Role, control: socket.socket, engine: "Callable[..., Engine] | No
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if role.device == "cpu":
         pin_to_core_share(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
+    logging.basicConfig(level=env.LOG_LEVEL.get(), format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
     status = RankStatus(rank=rank, pid=os.getpid(), device=role.device, memory=0)
     link = SupervisorLink(control, describe=lambda: replace(status, progress=PROGRESS.read()))
     with PROGRESS.phase(STARTING):

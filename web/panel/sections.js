@@ -3,7 +3,7 @@
  *
  * @module
  */
-import { app } from "../comfy.js";
+import { found } from "../badges.js";
 import { known, t } from "../texts.js";
 import { element } from "./element.js";
 import { history } from "./history.js";
@@ -81,12 +81,12 @@ export function layout(status, automatic) {
 }
 
 /**
- * @param {string} id as ComfyUI names nodes, with the subgraphs that they are in
+ * @param {string} id as ComfyUI names nodes
  * @returns {string} what the user reads on the node
  */
 function nodeName(id) {
-  const found = app.graph?.getNodeById?.(Number(id));
-  return found?.title ? `${found.title} (${id})` : id;
+  const title = found(id)?.title;
+  return title ? `${title} (${id})` : id;
 }
 
 /** @param {Status | null} status */
