@@ -4,7 +4,7 @@ from typing import Any
 
 GPU = "NVIDIA H100 80GB HBM3"
 LONG = (
-    "rank 5 (pid 4711 on a-host-with-a-very-long-name-in-another-room) died by signal 9 while sampling (step 12 of 50): "
+    "rank 5 (pid 4711 on a-host-with-a-very-long-name-in-another-room) was killed by SIGKILL while sampling (step 12): "
     + "CUDA error: an illegal memory access was encountered at /a/very/long/path/without/any/space/in/it/" + "x" * 160
 )  # fmt: skip
 
@@ -12,8 +12,8 @@ LONG = (
 def rank(number: int, **changes: Any) -> dict[str, Any]:
     """A rank that samples."""
     model = {
-        "path": "/models/diffusion_models/wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors", "stamp": "", "layout": None,
-        "dtype": "bfloat16", "parts": ["transformer", "transformer_2", "vae"], "loads": 1, "note": "",
+        "path": "/models/diffusion_models/wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors", "stamp": "",
+        "layout": None, "dtype": "bfloat16", "parts": ["transformer", "transformer_2", "vae"], "loads": 1, "note": "",
     }  # fmt: skip
     progress = {
         "phase": "sampling",

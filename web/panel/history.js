@@ -18,6 +18,7 @@ export function history(seconds) {
   const [least, most] = [Math.min(...seconds), Math.max(...seconds)];
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
+  svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
   const label = t("steps.history", { count: seconds.length, least: stepTime(least), most: stepTime(most) });
   svg.setAttribute("aria-label", label);
