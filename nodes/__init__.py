@@ -23,13 +23,10 @@ class ParallelDiT(ComfyExtension):  # type: ignore[misc]
     """The extension that ComfyUI registers."""
 
     @override
-    async def on_load(self) -> None:
-        add_to_server()
-
-    @override
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         # Fingerprint the code as imported: its files may be updated while ComfyUI runs.
         fingerprint()
+        add_to_server()  # ComfyUI 0.8.0 does not call on_load
         return [
             ParallelLoader, ParallelModel, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode, ParallelVAEEncode,
             ParallelVAE, ParallelClassLabel, ParallelOpenSora1Prompt, ParallelOpenSora1Video,
