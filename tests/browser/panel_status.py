@@ -53,7 +53,7 @@ def shown(ranks: list[dict[str, Any]], *, trouble: str = "", **changes: Any) -> 
     }  # fmt: skip
 
 
-OFF = {
+OFF: dict[str, Any] = {
     "state": "off", "status": None, "problem": "", "busy": False, "trouble": None,
     "steps": {"origin": None, "done": 0, "total": 0, "seconds": [], "left": None},
 }  # fmt: skip
