@@ -13,7 +13,6 @@ export default {
   "state.elsewhere": "on {place}",
   "idle.after": "Ends after {time} without work.",
   "idle.never": "Runs until it is stopped.",
-  "section.state": "Backend",
   "section.devices": "GPUs",
   "section.processes": "Processes",
   "section.model": "Model",

@@ -13,7 +13,6 @@ export default {
   "state.elsewhere": "位于 {place}",
   "idle.after": "空闲 {time} 后结束。",
   "idle.never": "一直运行到手动停止。",
-  "section.state": "后端",
   "section.devices": "GPU",
   "section.processes": "进程",
   "section.model": "模型",
