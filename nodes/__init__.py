@@ -14,6 +14,7 @@ from .open_sora2.guider import ParallelOpenSora2Guider
 from .open_sora2.prompt import ParallelOpenSora2Prompt
 from .open_sora2.times import ParallelOpenSora2Sampling
 from .open_sora2.video import ParallelOpenSora2Video
+from .panel.routes import add_to_server
 from .sampler import ParallelSampler
 from .vae import ParallelVAE, ParallelVAEDecode, ParallelVAEEncode
 
@@ -25,6 +26,7 @@ class ParallelDiT(ComfyExtension):  # type: ignore[misc]
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         # Fingerprint the code as imported: its files may be updated while ComfyUI runs.
         fingerprint()
+        add_to_server()  # ComfyUI 0.8.0 does not call on_load
         return [
             ParallelLoader, ParallelModel, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode, ParallelVAEEncode,
             ParallelVAE, ParallelClassLabel, ParallelOpenSora1Prompt, ParallelOpenSora1Video,

@@ -8,6 +8,7 @@ from typing import Any
 from comfy_api.latest import io
 from typing_extensions import override
 
+from ..parallel_backend import env
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.checkpoint.checkpoint import Checkpoint
 from ..parallel_backend.checkpoint.opening import open_checkpoint
@@ -71,6 +72,12 @@ def open_model(
     return handle_for(checkpoints.path_of(model_name), dtype, devices, layout, node_id, attention, compile=compile)
 
 
+def _layout_of_mode(ranks: int) -> ParallelLayout | None:
+    """Return the layout where none is connected; None lets the ranks choose."""
+    share = ranks > 1 and env.MODE.get() == "memory"
+    return ParallelLayout(ulysses=ranks, shard_weights=True) if share else None
+
+
 def handle_for(
     path: Path,
     dtype: str,
@@ -88,6 +95,7 @@ def handle_for(
     bridge = bridge_for(checkpoint)
     left_over(bridge)  # refuses what ComfyUI takes for another model
     resolved = parse_devices(devices)
+    layout = layout or _layout_of_mode(len(resolved.indices))
     if layout is not None:
         check_fits(layout, len(resolved.indices))
     spec = ModelSpec(

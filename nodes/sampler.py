@@ -13,6 +13,7 @@ from typing_extensions import override
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from .backend.connection import show_on_node
+from .backend.noted_steps import note_approximation
 from .bridges.given_numbers import as_float, as_int
 from .bridges.refusals import check_model_options
 from .picture_metadata import label_saved_images
@@ -61,6 +62,7 @@ def _downscale_ratios(latent_image: dict[str, Any]) -> dict[str, Any]:
 def _label_if_approximate(hidden: Any, layout: ParallelLayout | None, steps: int) -> None:
     """Label saved images as approximate if this node's result is."""
     if layout and layout.approximate and layout.warmup < steps:
+        note_approximation(layout.approximation)
         label_saved_images(hidden, {"layout": str(layout), "approximate": layout.approximation})
 
 

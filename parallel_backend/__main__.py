@@ -56,7 +56,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(
         required=True,
-        metavar="serve | host | status | stop | logs | certificates | doctor | verify",
+        metavar="serve | host | status | stop | logs | certificates | doctor | verify | make-parallel",
     )
     for command in _COMMANDS:
         added = commands.add_parser(command.name, help=command.help)
@@ -156,6 +156,18 @@ def _doctor(options: argparse.Namespace) -> int:
     return command.run(options)
 
 
+def _add_make_parallel(parser: argparse.ArgumentParser) -> None:
+    from .make_parallel import command
+
+    command.add_arguments(parser)
+
+
+def _make_parallel(options: argparse.Namespace) -> int:
+    from .make_parallel import command
+
+    return command.run(options)
+
+
 def _verify(options: argparse.Namespace) -> int:
     from .verify import command
 
@@ -177,6 +189,10 @@ _COMMANDS = (
     ),
     _Command("doctor", _doctor, doctor.add_arguments, "check this machine and this installation, and say what to do"),
     _Command("verify", _verify, verify.add_arguments, "compare a checkpoint in many layouts with diffusers' forward"),
+    _Command(
+        "make-parallel", _make_parallel, _add_make_parallel,
+        "put Parallel Model and Parallel VAE behind every loader of a workflow",
+    ),
 )  # fmt: skip
 """In the order in which ``--help`` lists them."""
 

@@ -1,6 +1,7 @@
 """The environment variables of Parallel DiT: name, type, default and meaning of each.
 
-Values are read where they are needed, and never at import. The table in ``docs/reference.md`` is made from this file by
+Values are read where they are needed, and never at import. Some may also be chosen in ComfyUI's page (``saved``), and
+the environment goes before that. The table in ``docs/reference.md`` is made from this file by
 ``python -m scripts.generate``.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+from . import saved
 from .errors import InvalidRequest
 
 T = TypeVar("T")
@@ -34,6 +36,7 @@ class Variable(Generic[T]):
         meaning: a sentence for the reference page.
         wanted: the rule for the text, for the refusal: ``it must be a number``.
         set_by: who sets it.
+        in_page: whether ComfyUI's page offers it.
     """
 
     name: str
@@ -44,17 +47,30 @@ class Variable(Generic[T]):
     meaning: str
     wanted: str = ""
     set_by: Literal["user", "tests and lab", "backend"] = "user"
+    in_page: bool = False
 
     def __str__(self) -> str:
         return self.name
 
     def get(self) -> T:
-        """Read the environment and return the value.
+        """Read the environment and the settings of the page, and return the value.
 
         Raises:
             InvalidRequest: the text is invalid; the sentence names it and what would work.
         """
-        text = os.environ.get(self.name, "")
+        return self.of(os.environ.get(self.name) or self.chosen)
+
+    @property
+    def chosen(self) -> str:
+        """The text that the user has chosen in ComfyUI's page; "" without one."""
+        return saved.texts(settings_file()).get(self.name, "") if self.in_page else ""
+
+    def of(self, text: str) -> T:
+        """Return the value of a text; the default if it is empty.
+
+        Raises:
+            InvalidRequest: the text is invalid; the sentence names it and what would work.
+        """
         try:
             return self.parse(text) if text else self.default
         except ValueError as error:
@@ -135,6 +151,21 @@ def _factors(text: str) -> Mapping[int, float]:
     return factors
 
 
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _devices(text: str) -> str:
+    if not re.fullmatch(r"[\w:.@, -]{1,1000}", text):
+        raise ValueError(text)
+    return text
+
+
 def _folder(text: str) -> Path:
     return Path(text).absolute()
 
@@ -151,7 +182,36 @@ PYTHON = Variable[str](
 IDLE_TIMEOUT = Variable[float | None](
     name="PARALLEL_DIT_IDLE_TIMEOUT", type="seconds", parse=seconds, default=None, unset="600; with `--listen` 0",
     meaning="After this time without work the backend ends; 0 for never.",
-    wanted="it must be a number of seconds, 0 or more",
+    wanted="it must be a number of seconds, 0 or more", in_page=True,
+)  # fmt: skip
+DEVICES = Variable[str](
+    name="PARALLEL_DIT_DEVICES", type="as in the nodes", parse=_devices, default="all", unset="`all`",
+    meaning="The devices that `all` in a node means, such as `0,1` where other programs use the other GPUs. With "
+    "several hosts `all` still means all of them.",
+    wanted="write all, or numbers such as 0,1", in_page=True,
+)  # fmt: skip
+MODE = Variable[str](
+    name="PARALLEL_DIT_MODE", type="`auto` or `memory`", parse=_one_of("auto", "memory"), default="auto",
+    unset="`auto`",
+    meaning="How the ranks share the work where no Parallel Layout says it. `auto`: the weights whole on each rank if "
+    "they fit, and otherwise shared. `memory`: always one copy of the weights, shared by all ranks.",
+    wanted="it must be auto or memory", in_page=True,
+)  # fmt: skip
+PREVIEWS = Variable[str](
+    name="PARALLEL_DIT_PREVIEWS", type="`on` or `off`", parse=_one_of("on", "off"), default="on", unset="`on`",
+    meaning="Whether Parallel Sampler sends previews, of the kind that ComfyUI is set to. `off` spares the transfer.",
+    wanted="it must be on or off", in_page=True,
+)  # fmt: skip
+LOG_LEVEL = Variable[str](
+    name="PARALLEL_DIT_LOG_LEVEL", type="`DEBUG`, `INFO` or `WARNING`",
+    parse=_one_of("DEBUG", "INFO", "WARNING"), default="INFO", unset="`INFO`",
+    meaning="What a backend that starts writes into its logs.",
+    wanted="it must be DEBUG, INFO or WARNING", in_page=True,
+)  # fmt: skip
+SETTINGS = Variable[Path | None](
+    name="PARALLEL_DIT_SETTINGS", type="file", parse=_folder, default=None,
+    unset="`parallel-dit/settings.json` in `$XDG_CONFIG_HOME` or `~/.config`",
+    meaning="What is chosen in ComfyUI's settings. The variables of this table go before it.",
 )  # fmt: skip
 SPARES = Variable[int | None](
     name="PARALLEL_DIT_SPARES", type="number", parse=count, default=None, unset="as many as fit",
@@ -217,6 +277,12 @@ LAB = Variable[str](
     meaning="The module whose class `LabEngine` ranks use instead of `Engine`. The lab's commands set it.",
     set_by="tests and lab",
 )  # fmt: skip
+
+
+def settings_file() -> Path:
+    """Return the file of what is chosen in ComfyUI's page."""
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return SETTINGS.get() or Path(config) / "parallel-dit" / "settings.json"
 
 
 def variables() -> list["Variable[object]"]:

@@ -1,8 +1,10 @@
 """``python -m parallel_backend serve``: run the backend by hand, for this or several machines."""
 
 import argparse
+import contextlib
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,13 +46,13 @@ class Serving:
 
     Attributes:
         endpoint: the backend's.
-        idle_timeout: seconds without work after which it ends; 0 for never.
+        idle_timeout: returns the seconds without work after which it ends, as they are set now; 0 for never.
         spares: target number of spare ranks; None: as many as fit.
         machines: settings for other machines; None without any.
     """
 
     endpoint: Endpoint
-    idle_timeout: float
+    idle_timeout: Callable[[], float]
     spares: int | None
     machines: AskedFor | None = None
 
@@ -132,7 +134,7 @@ def parse(options: argparse.Namespace) -> Serving:
     asked: AskedFor | None = machines("settings").parse(options) if asks else None
     return Serving(
         endpoint=endpoint,
-        idle_timeout=_idle_timeout(options.idle_timeout, 0.0 if asked else IDLE_TIMEOUT),
+        idle_timeout=_IdleTimeout(options.idle_timeout, 0.0 if asked else IDLE_TIMEOUT),
         spares=spares_asked(options.spares),
         machines=asked,
     )
@@ -167,7 +169,7 @@ def serve(serving: Serving, *, quiet: bool = False) -> int:
         print(error, file=sys.stderr)
         return ALREADY_RUNS
     handlers = [supervisor.logs.handler(), *([] if quiet else [logging.StreamHandler()])]
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor: %(message)s", handlers=handlers)
+    logging.basicConfig(level=env.LOG_LEVEL.get(), format="%(asctime)s supervisor: %(message)s", handlers=handlers)
     notes = passed_over(serving.endpoint), keep_compiled_code(serving.endpoint), *serving.advice
     for line in filter(None, notes):
         log.warning(line)
@@ -195,7 +197,7 @@ def _detach(serving: Serving, options: argparse.Namespace) -> int:
 def _connect(serving: Serving) -> None:
     connect_or_start(
         serving.endpoint, connect_seconds=query.ANSWER_TIMEOUT, start_seconds=START_TIMEOUT,
-        idle_timeout=serving.idle_timeout, options=serving.arguments,
+        idle_timeout=serving.idle_timeout(), options=serving.arguments,
     ).close()  # fmt: skip
 
 
@@ -234,6 +236,26 @@ def spares_asked(option: int | None) -> int | None:
     return env.SPARES.get() if option is None else option
 
 
-def _idle_timeout(option: float | None, default: float) -> float:
-    asked = env.IDLE_TIMEOUT.get() if option is None else option
-    return default if asked is None else asked
+class _IdleTimeout:
+    """Returns the idle time as it is set now: what is chosen in ComfyUI's page reaches a backend that runs.
+
+    Args:
+        option: the command line's.
+        default: without any setting.
+
+    Raises:
+        InvalidRequest: the environment's value is not a number.
+    """
+
+    def __init__(self, option: float | None, default: float) -> None:
+        self._option, self._default = option, default
+        self._last = self._read()
+
+    def __call__(self) -> float:
+        with contextlib.suppress(InvalidRequest):  # a file that cannot be read any more
+            self._last = self._read()
+        return self._last
+
+    def _read(self) -> float:
+        asked = env.IDLE_TIMEOUT.get() if self._option is None else self._option
+        return self._default if asked is None else asked

@@ -103,6 +103,7 @@ class ComfyServer:
         env = {
             **os.environ,
             processes.RUNTIME: str(self.runtime),
+            processes.SETTINGS: str(self.home / "settings.json"),
             "HF_HUB_OFFLINE": "1",
         }
         if "PYTHONPYCACHEPREFIX" not in env:

@@ -40,7 +40,11 @@ def classes(name: str) -> set[str]:
 
 def prompt(name: str, info: Info) -> Prompt:
     """A template in API format. Nodes of a subgraph are named as the page names them: ``140:127``."""
-    content = graph(name)
+    return prompt_of(graph(name), info)
+
+
+def prompt_of(content: dict[str, Any], info: Info) -> Prompt:
+    """A workflow in the page's format, in API format."""
     subgraphs = {each["id"]: each for each in content.get("definitions", {}).get("subgraphs", [])}
     top = _Level(graph=content, subgraphs=subgraphs, info=info)
     return dict(top.entries())

@@ -23,6 +23,7 @@ from parallel_backend.protocol.deadlines import Deadline
 from parallel_backend.protocol.endpoint import Endpoint
 
 RUNTIME = env.RUNTIME.name
+SETTINGS = env.SETTINGS.name
 POLL = 0.05
 """Seconds between two checks of a condition."""
 

@@ -30,6 +30,7 @@ class RootIsNoPackage:
 
 def pytest_configure(config: pytest.Config) -> None:
     gpus.hide()
+    os.environ["PARALLEL_DIT_SETTINGS"] = os.devnull  # what somebody has chosen in the page of this machine
     os.environ["PARALLEL_DIT_SPARES"] = "0"  # they take memory and time: only the tests of spare ranks start some
     config.pluginmanager.register(RootIsNoPackage())
     # The run ends in order, so that fixtures end the processes that they started.

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import comfy.model_management
@@ -32,6 +32,7 @@ from ...parallel_backend.protocol.messages import (
 from ...parallel_backend.protocol.model_spec import ModelSpec
 from ...parallel_backend.protocol.status import LoadedModel, RankStatus
 from . import comfyui_models
+from .noted_steps import executing_origin, note_failure, note_recovery, note_steps, noted_progress
 from .progress_text import OnProgress, shown_progress
 from .session import current
 
@@ -153,31 +154,36 @@ class Handle:
             OOM_EXCEPTION: a rank ran out of memory (ComfyUI's own type, so that its own handling runs).
             BackendError: any other failure, in one sentence.
         """
-        phase = PHASES[type(message)]
+        phase, origin = PHASES[type(message)], executing_origin()
         self.show(phase)
+        message = replace(message, origin=origin)
         session, shared = current(), comfyui_models.shared_gpus(self.spec.devices, self.ranks)
         session.held.free_dropped()
         request = RetriedRequest(
             session.client, message, tensors,
             interrupted=comfy.model_management.processing_interrupted,
-            on_progress=shown_progress(phase, self.show, on_progress),
+            on_progress=shown_progress(phase, self.show, noted_progress(origin, phase, on_progress)),
             recovery=session.recovery(self.tell, partial(comfyui_models.unload, shared) if shared else None),
         )  # fmt: skip
         with self._errors_for_comfyui():
             try:
                 return request.run()
             finally:
-                if not isinstance(message, Forward | Sample):
+                if isinstance(message, Forward | Sample):
+                    note_steps(origin)
+                else:
                     self.give_back_cache()
 
     def end_run(self) -> None:
         """Say that no further step of a sampling follows. Without it the ranks wait for one for a few seconds."""
         current().client.end_run()
+        note_steps(executing_origin())
 
     def tell(self, sentence: str) -> None:
         """Show a recovery from a failure on the node, and log it."""
         logging.warning("Parallel DiT: %s", sentence)
         self.show(sentence)
+        note_recovery(executing_origin(), sentence)
 
     def give_back_cache(self) -> None:
         """Make the ranks free cached memory on GPUs that ComfyUI uses, too. Never raises an error.
@@ -197,9 +203,11 @@ class Handle:
             comfy.model_management.throw_exception_if_processing_interrupted()
             raise
         except OutOfMemory as error:
+            note_failure(executing_origin(), error)
             self.show("out of memory")
             raise comfy.model_management.OOM_EXCEPTION(str(error)) from error
         except BackendError as error:
+            note_failure(executing_origin(), error)
             self.show(f"failed: {error}")
             raise
 

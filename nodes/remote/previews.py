@@ -9,6 +9,7 @@ import latent_preview
 import torch
 from torch import Tensor
 
+from ...parallel_backend import env
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.packing import Shape, unpack
 from ..bridges.bridge import Bridge
@@ -46,7 +47,8 @@ def prepare_callback(patcher: Any, steps: int, latent: Any) -> tuple[Callback, b
         latent: what is sampled. Of a nested one, the first tensor is shown.
     """
     shapes = [tuple(each.shape[1:]) for each in latent.unbind()] if latent.is_nested else []
-    previewer = latent_preview.get_previewer(patcher.load_device, patcher.model.latent_format)
+    wanted = env.PREVIEWS.get() == "on"
+    previewer = latent_preview.get_previewer(patcher.load_device, patcher.model.latent_format) if wanted else None
     bar = comfy.utils.ProgressBar(steps)
 
     def callback(step: int, x0: Any, x: Any, total: int) -> None:

@@ -18,8 +18,9 @@ from .gpus import described, other_accelerator, visible
 def parse_devices(text: str) -> Devices:
     """Parse ``"all"``, ``"0,1"`` or ``"cuda:0,cuda:1"``.
 
-    Without GPUs, ``"all"`` means ``PARALLEL_DIT_CPU_RANKS`` ranks on the CPU (2 if unset), and a list of numbers
-    means one CPU rank for each number. A machine with other accelerators needs the variable for that.
+    ``PARALLEL_DIT_DEVICES`` says what ``"all"`` means; without it, all GPUs. Without GPUs, ``"all"`` means
+    ``PARALLEL_DIT_CPU_RANKS`` ranks on the CPU (2 if unset), and a list of numbers means one CPU rank for each number.
+    A machine with other accelerators needs the variable for that.
     With ``PARALLEL_DIT_COLLECTIVES=gloo``, GPU ranks communicate through host memory instead of NCCL. Only then may
     several ranks share one GPU.
 
@@ -28,6 +29,7 @@ def parse_devices(text: str) -> Devices:
             variable has a bad value.
     """
     gpus = gpu_count()
+    text = env.DEVICES.get() if text.strip().lower() == "all" else text
     _check_others(text, gpus)
     collectives = env.COLLECTIVES.get()
     if text.strip().lower() == "all":

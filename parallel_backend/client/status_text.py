@@ -1,6 +1,7 @@
 """Format a ``Status`` as text for people and as JSON, and the log of requests as a table."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -17,7 +18,7 @@ def format_status(status: Status) -> str:
     lines = [
         f"backend      pid {status.pid}, {status.state}, {_size(status.memory)}, {idle}",
         f"layout       {status.layout or 'none yet'}{_approximation_note(status)}",
-        f"running      {status.running or 'nothing'}",
+        f"running      {status.running or 'nothing'}{_origin(status)}",
         f"queued       {', '.join(status.queued) or 'nothing'}",
         f"ranks        {len(status.ranks)}" + (f", generation {status.generation}" if status.ranks else ""),
     ]
@@ -36,10 +37,15 @@ def format_status(status: Status) -> str:
     return "\n".join(lines)
 
 
-def format_json(status: Status) -> str:
+def fields(status: Status) -> dict[str, Any]:
     """The fields of a status, and ``approximation``: the approximate method of the layout's step loops, or ``""``."""
-    fields = msgspec.to_builtins(status) | {"approximation": _approximation(status)}
-    return msgspec.json.format(msgspec.json.encode(fields)).decode()
+    found: dict[str, Any] = msgspec.to_builtins(status)
+    return found | {"approximation": _approximation(status)}
+
+
+def format_json(status: Status) -> str:
+    """The status's ``fields`` as JSON."""
+    return msgspec.json.format(msgspec.json.encode(fields(status))).decode()
 
 
 def _approximation(status: Status) -> str:
@@ -49,6 +55,11 @@ def _approximation(status: Status) -> str:
 def _approximation_note(status: Status) -> str:
     approximation = _approximation(status)
     return f" ({approximation}: approximate in Parallel Sampler, exact in other samplers)" if approximation else ""
+
+
+def _origin(status: Status) -> str:
+    origin = status.work.origin if status.work else None
+    return f", for node {origin.node} of prompt {origin.prompt}" if origin else ""
 
 
 def _host(host: HostStatus, link: HostLink | None) -> str:
@@ -68,6 +79,10 @@ def _host(host: HostStatus, link: HostLink | None) -> str:
 
 def _rank(rank: RankStatus) -> str:
     device = f", {_size(rank.device_memory)} on the device" if rank.device_memory else ""
+    if rank.device_total:
+        device += f", {_size(rank.device_used)} of its {_size(rank.device_total)} in use"
+    if rank.load is not None:
+        device += f", {100 * rank.load:.0f} % busy"
     host = f" on {rank.host}" if rank.host else ""
     return (
         f"  rank {rank.rank}     pid {rank.pid}{host}, {rank.device}, {_size(rank.memory)}{device}, {rank.steps} steps"

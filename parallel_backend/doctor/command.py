@@ -11,7 +11,7 @@ import msgspec
 from ..client import query
 from ..errors import BackendError
 from ..protocol.endpoint import Endpoint
-from . import report
+from . import markdown, report
 from .finding import Finding, Setting
 from .registry import CHECKS
 from .runner import examine
@@ -27,13 +27,15 @@ def run(options: argparse.Namespace) -> int:
         setting = Setting(folder=str(folder), devices=options.devices, comfyui=options.comfyui)
         for findings in examine(CHECKS, setting):
             found += findings
-            if not options.json:
+            if not (options.json or options.markdown):
                 print("\n".join(map(describe, findings)), flush=True)
-        if options.json:
+        if options.markdown:
+            print(markdown.page(found, Endpoint.default()))
+        elif options.json:
             print(msgspec.json.encode(found).decode())
         if file:
             report.write(file, found, Endpoint.default(), folder)
-            if not options.json:
+            if not (options.json or options.markdown):
                 print(f"report: {file}")
     return int(any(finding.verdict == "broken" for finding in found))
 

@@ -17,3 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     devices.add_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--markdown", action="store_true",
+        help="print lines, status and versions as a text to paste into an issue, without what --report leaves out",
+    )  # fmt: skip

@@ -59,7 +59,7 @@ def write(path: Path, findings: Sequence[Finding], endpoint: Endpoint, folder: P
 
 def _parts(findings: Sequence[Finding], endpoint: Endpoint, folder: Path) -> Iterator[tuple[str, str]]:
     yield "doctor.json", msgspec.json.format(msgspec.json.encode(findings)).decode()
-    yield "status.json", _status(endpoint)
+    yield "status.json", status(endpoint)
     yield "versions.txt", _versions()
     shown = sorted(name for name in os.environ if name.startswith(_SHOWN))
     yield "environment.txt", "\n".join(f"{name}={os.environ[name]}" for name in shown)
@@ -68,7 +68,8 @@ def _parts(findings: Sequence[Finding], endpoint: Endpoint, folder: Path) -> Ite
     yield from _logs("doctor-logs", Endpoint(folder=folder / "run").logs)
 
 
-def _status(endpoint: Endpoint) -> str:
+def status(endpoint: Endpoint) -> str:
+    """Return the backend's status as JSON, or why there is none."""
     try:
         return format_json(query.status(endpoint))
     except BackendError as error:

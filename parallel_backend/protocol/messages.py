@@ -10,6 +10,7 @@ from typing import Literal
 from ..errors import InvalidRequest
 from .hosts import JoinHost, OpenStore, StorePort
 from .model_spec import Adapter, Devices, DType, ModelSpec, Overlay
+from .origin import Origin
 from .status import Status, StatusQuery
 
 KEPT = "kept."
@@ -34,6 +35,7 @@ class RankRequest:
     """Base class of the requests that the ranks run.
 
     A tensor of a ``Forward`` or a ``Sample`` may have a digest, and may equal an earlier one (``TensorMeta``).
+    ``origin`` is the node that asks; None outside of a prompt.
 
     Raises:
         InvalidRequest: the id is empty, too long or not printable.
@@ -41,6 +43,7 @@ class RankRequest:
 
     model: ModelSpec
     request_id: str = field(default_factory=new_id)
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
         if not 0 < len(self.request_id) <= MAX_ID or not self.request_id.isprintable():

@@ -11,7 +11,7 @@ def run_key(message: Forward, metas: Sequence[TensorMeta]) -> Hashable | None:
     """Return what the steps of a run have in common; None if nothing says that their other tensors are the same."""
     if any(is_changing(meta) != (not meta.digest) for meta in metas if not meta.same):
         return None
-    return replace(message, request_id="-"), tuple(metas)
+    return replace(message, request_id="-", origin=None), tuple(metas)
 
 
 def is_changing(meta: TensorMeta) -> bool:

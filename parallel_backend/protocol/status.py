@@ -8,6 +8,7 @@ import msgspec
 from ..layout.parallel_layout import ParallelLayout
 from ..progress import RankProgress
 from .hosts import HostStatus
+from .origin import Origin
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """A size in bytes, which is checked when it arrives."""
@@ -56,7 +57,9 @@ class RankStatus:
     """One rank, according to the process table and the rank itself. Memory in bytes; ``steps`` since its start.
 
     ``host`` is the name of its host, "" for the first; ``pid`` is its process id there. ``link`` leads to the previous
-    host, if the rank is the first on its host.
+    host, if the rank is the first on its host. ``device_name`` is the device's name for people. All processes together
+    use ``device_used`` of its ``device_total`` bytes; a CPU rank's device is its machine. ``load`` is the share of time
+    for which the device worked since the last report, and None where nothing measures it.
     """
 
     rank: int
@@ -64,6 +67,10 @@ class RankStatus:
     device: str
     memory: Bytes
     device_memory: Bytes = 0
+    device_name: str = ""
+    device_used: Bytes = 0
+    device_total: Bytes = 0
+    load: float | None = None
     models: tuple[LoadedModel, ...] = ()
     steps: int = 0
     progress: RankProgress = field(default_factory=RankProgress)
@@ -87,6 +94,25 @@ class SpareStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Work:
+    """The running request.
+
+    Attributes:
+        kind: the request's class.
+        origin: the node that asks; None outside of a prompt.
+        model: the checkpoint's path.
+        automatic: whether the backend chooses the layout.
+        seconds: since the ranks have it.
+    """
+
+    kind: str
+    origin: Origin | None = None
+    model: str = ""
+    automatic: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """The backend at one moment.
 
@@ -95,7 +121,8 @@ class Status:
     that should not have happened: each closed one connection, or ended the ranks and their request, and its trace is in
     the log. ``listens`` is the address for other machines; "" if there is none.
     ``hosts`` are all expected or joined hosts, with the first one. ``interface`` is the network interface between their
-    ranks. ``most_spares`` is the target number of spare ranks on the first host; None: as many as fit.
+    ranks. ``most_spares`` is the target number of spare ranks on the first host; None: as many as fit. ``work`` is
+    what runs.
     """
 
     pid: int
@@ -116,6 +143,7 @@ class Status:
     listens: str = ""
     interface: str = ""
     most_spares: int | None = None
+    work: Work | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

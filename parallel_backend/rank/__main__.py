@@ -21,6 +21,7 @@ from .. import env, packages
 from ..processes import die_with_parent, pin_to_core_share
 from ..progress import CONNECTING, PROGRESS, STARTING
 from ..protocol.status import HostLink, RankStatus
+from .device_gauge import DeviceGauge
 from .diagnosis import diagnose
 from .spare import Role, imports, wait_for_role
 from .supervisor_link import SupervisorLink
@@ -81,7 +82,7 @@ def _run(role: Role, control: socket.socket, engine: "Callable[..., Engine] | No
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if role.device == "cpu":
         pin_to_core_share(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
+    logging.basicConfig(level=env.LOG_LEVEL.get(), format=f"%(asctime)s rank {rank} %(name)s: %(message)s")
     status = RankStatus(rank=rank, pid=os.getpid(), device=role.device, memory=0)
     link = SupervisorLink(control, describe=lambda: replace(status, progress=PROGRESS.read()))
     with PROGRESS.phase(STARTING):
@@ -95,7 +96,8 @@ def _run(role: Role, control: socket.socket, engine: "Callable[..., Engine] | No
             log.exception("the rank does not start")
             report_end(link, diagnose(error, "", when=" while starting"))
             raise
-    link.describe = lambda: _describe(rank_engine, status)
+    gauge = DeviceGauge(device)
+    link.describe = lambda: _describe(rank_engine, gauge, status)
     worker = Worker(rank=rank, world_size=world_size, engine=rank_engine, link=link, store=store)
     link.report_ready()
     worker.run()
@@ -163,9 +165,10 @@ def _engine_class() -> "type[Engine]":
     return found
 
 
-def _describe(engine: "Engine", status: RankStatus) -> RankStatus:
+def _describe(engine: "Engine", gauge: DeviceGauge, status: RankStatus) -> RankStatus:
     models, device_memory, steps = engine.snapshot()
-    return replace(status, device_memory=device_memory, models=models, steps=steps, progress=PROGRESS.read())
+    known = gauge.added_to(status)
+    return replace(known, device_memory=device_memory, models=models, steps=steps, progress=PROGRESS.read())
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from .ranks.generations import Generations
 from .ranks.spares import Spares
 from .request_queue import QueuedRequest, RequestQueue
 from .request_runner import RequestRunner
+from .work import work_of
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ RANK_COMMAND = (sys.executable, "-m", "parallel_backend.rank")
 
 class Supervisor:
     """Serves one endpoint until it is stopped, or idle for ``idle_timeout`` seconds (0 means no limit).
+
+    A function for ``idle_timeout`` is asked each time.
 
     Attributes:
         logs: the files in the endpoint's log folder.
@@ -60,13 +63,14 @@ class Supervisor:
         self,
         *,
         endpoint: Endpoint,
-        idle_timeout: float,
+        idle_timeout: float | Callable[[], float],
         command: Sequence[str] | None = None,
         limits: Limits | None = None,
         uid_of: Callable[[socket.socket], int] = lambda sock: peer(sock)[1],
         machines: Machines | None = None,
     ) -> None:
-        self._endpoint, self._idle_timeout = endpoint, idle_timeout
+        self._endpoint = endpoint
+        self._idle_timeout = idle_timeout if callable(idle_timeout) else lambda: idle_timeout
         self._limits = limits or Limits()
         self._events = EventLoop()
         self._lock, listener = listen(endpoint, backlog=64)
@@ -192,7 +196,7 @@ class Supervisor:
             running=running.id if running else None,
             queued=tuple(request.id for request in self._queue.queued),
             layout=self._runner.layout(ranks),
-            idle_timeout=self._idle_timeout,
+            idle_timeout=self._idle_timeout(),
             memory=processes.resident_memory(os.getpid()),
             ranks=ranks,
             logs=str(self._endpoint.logs),
@@ -200,6 +204,7 @@ class Supervisor:
             spares=self._spares.statuses(),
             most_spares=self._limits.spares,
             internal_errors=self._events.internal_errors,
+            work=work_of(running) if running else None,
         )
         return self._others.added_to(status) if self._others else status
 
@@ -265,14 +270,15 @@ class Supervisor:
     def _stop_if_unused(self, now: float) -> None:
         """Stop after the idle timeout, or when the socket has gone and the running request has ended."""
         if self._is_idle(now):
-            log.info("idle for %g s", self._idle_timeout)
+            log.info("idle for %g s", self._idle_timeout())
             self._stopping = []
         elif not self._endpoint.has_socket(self._socket_stat) and not self._queue.running:
             log.warning("ending: %s was removed or replaced, so no client can connect", self._endpoint.socket)
             self._stopping = self._stopping or []
 
     def _is_idle(self, now: float) -> bool:
-        if not self._idle_timeout or self._queue.unused_for(now) <= self._idle_timeout:
+        limit = self._idle_timeout()
+        if not limit or self._queue.unused_for(now) <= limit:
             return False
         # A client that has just connected may be about to send a request.
         return not self._listener.accept() and not self._listener.pending

@@ -48,6 +48,10 @@ def _id(text: str) -> bytes:
     return header("Trial", {"name": "exchange", "model": MODEL, "request_id": text})
 
 
+def _origin(**parts: Any) -> bytes:
+    return header("Trial", {"name": "exchange", "model": MODEL, "request_id": "a", "origin": {"prompt": "p"} | parts})
+
+
 def _text(**parts: Any) -> bytes:
     return header("EncodeText", {"model": MODEL} | parts)
 
@@ -84,6 +88,8 @@ _NAMES: Refused = {
     "no_id": (_id(""), ID),
     "long_id": (_id("x" * 65), ID),
     "id": (_id("a\n"), ID),
+    "long_prompt": (_origin(prompt="x" * 257), "must have at most 256 printable characters"),
+    "node": (_origin(node="a\n"), "must have at most 256 printable characters"),
 }
 _JSON: Refused = {
     "no_json": (b"{", NO_JSON),

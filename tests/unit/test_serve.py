@@ -57,5 +57,6 @@ def test_what_a_running_backend_does_otherwise_is_named(arguments: str, status: 
     options = parser.parse_args(["--nnodes", "2", "--interface", "eth0", *arguments.split()])
     listening = Listening(address=Address.parse("10.0.0.1:7400", what="--listen"), certificates=Path("certificates"))
     machines = Settings(listening=listening, nodes=2, interface="eth0")
-    serving = serve.Serving(endpoint=Endpoint(folder=Path("/none")), idle_timeout=0.0, spares=None, machines=machines)
+    endpoint = Endpoint(folder=Path("/none"))
+    serving = serve.Serving(endpoint=endpoint, idle_timeout=lambda: 0.0, spares=None, machines=machines)
     assert serve._difference(status, serving, options) == difference

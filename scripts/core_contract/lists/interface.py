@@ -11,6 +11,8 @@ OPEN_SORA1 = " ".join(f"nodes/open_sora1/{name}.py" for name in ("prompt", "vide
 NODES = f"{LOADER} {SAMPLER} {LAYOUT} {VAE} {CLASS_LABEL} {OPEN_SORA1} {OPEN_SORA2}"
 CHECKED = f"{LOADER} nodes/model.py {VAE}"
 PACKS = "nodes/backend/packs.py"
+ROUTES, PAGE, GUARD = "nodes/panel/routes.py", "nodes/backend/page.py", "nodes/panel/guard.py"
+STEPS = "nodes/backend/noted_steps.py"
 
 ENTRIES = (
     *core_module(
@@ -51,7 +53,20 @@ ENTRIES = (
     *core_module(
         "server",
         Has("PromptServer", "instance send_progress_text", by=CONNECTION, why="the text on a node"),
+        Has("PromptServer", "instance", by=f"{ROUTES} {PAGE}", why="the panel's routes, and what the page is told"),
+        Mentions("PromptServer", "routes user_manager client_id", by=f"{ROUTES} {PAGE}", why="the panel's routes"),
+        Calls("PromptServer.send_sync(event, data, sid)", by=f"{ROUTES} {PAGE}", why="what the page is told"),
         Calls("PromptServer.send_progress_text(text, node_id)", by=CONNECTION, why="the text on a node"),
+    ),
+    *core_module(
+        "app.user_manager",
+        Mentions("UserManager", "users", by=GUARD, why="who may change something where other machines reach ComfyUI"),
+        Mentions("UserManager.get_request_user_id", "comfy-user", by=GUARD, why="how a page says who uses it"),
+    ),
+    *core_module(
+        "comfy_execution.progress",
+        Calls("get_progress_state()", by=STEPS, why="steps of the running node"),
+        Mentions("ProgressRegistry", "nodes dynprompt value max", by=STEPS, why="steps of the running node"),
     ),
     *core_module(
         "nodes",

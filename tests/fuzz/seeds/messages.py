@@ -11,7 +11,8 @@ from parallel_backend.protocol import frames, messages, rank_control
 from parallel_backend.protocol.frames import Frame, TensorMeta, pack
 from parallel_backend.protocol.hosts import HostInfo, JoinHost, OpenStore, StorePort
 from parallel_backend.protocol.model_spec import Adapter, Devices, ModelSpec, Overlay
-from parallel_backend.protocol.status import LoadedModel, RankStatus, SpareStatus, Status, StatusQuery
+from parallel_backend.protocol.origin import Origin
+from parallel_backend.protocol.status import LoadedModel, RankStatus, SpareStatus, Status, StatusQuery, Work
 from tests.support.refused_headers import HEADERS, PREFIXES, REQUESTS, header
 
 Seeds = dict[str, bytes]
@@ -26,18 +27,19 @@ ADAPTER, OVERLAY = Adapter(path="/a", id="a", strength=0.5), Overlay(path="/o", 
 HOST = HostInfo(name="b", node=1, address="10.0.0.2", devices=CPU.devices, versions={"torch": "2"})
 MODEL = LoadedModel(path="/m", layout=ParallelLayout(), dtype="float32", parts=("vae",), loads=1, note="n")
 RANK = RankStatus(
-    rank=0, pid=2, device="cpu", memory=1, models=(MODEL,), progress=RankProgress(phase="sampling", steps=2)
-)
+    rank=0, pid=2, device="cpu", memory=1, models=(MODEL,), progress=RankProgress(phase="sampling", steps=2),
+    device_name="CPU", device_used=1, device_total=2, load=0.5,
+)  # fmt: skip
 STATUS = Status(
     pid=1, protocol=2, generation=1, state="busy", running="a", queued=("b",), layout=SPEC.layout, idle_timeout=1.0,
-    memory=1, ranks=(RANK,),
+    memory=1, ranks=(RANK,), work=Work(kind="Sample", origin=Origin(prompt="p", node="3")),
 )  # fmt: skip
 X = TensorMeta(name="x", dtype="float32", shape=(1, 2))
 GOOD: tuple[Any, ...] = (
     messages.Forward(model=SPEC, request_id="a", branches=2, skipped=((1,), ()), adapters=((ADAPTER,), ())),
     messages.Sample(model=SPEC, request_id="a", branches=1, sampler="euler", cfg=1.5, overlay=OVERLAY),
     messages.EncodeText(model=CPU, request_id="a", adapters=(ADAPTER,)),
-    messages.Decode(model=CPU, request_id="a", tile=8),
+    messages.Decode(model=CPU, request_id="a", tile=8, origin=Origin(prompt="p", node="3")),
     messages.Encode(model=CPU, request_id="a", dtype="bfloat16"),
     messages.ReadWeights(model=CPU, request_id="a", component="vae", names=("a", "b")),
     messages.Unload(model=CPU, request_id="a"),

@@ -7,7 +7,8 @@ import msgspec
 from parallel_backend.client.status_text import format_json, format_status
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.progress import RankProgress
-from parallel_backend.protocol.status import LoadedModel, RankStatus, SpareStatus, Status
+from parallel_backend.protocol.origin import Origin
+from parallel_backend.protocol.status import LoadedModel, RankStatus, SpareStatus, Status, Work
 
 MODELS = (
     LoadedModel(path="/models/shapes", dtype="float32", parts=("transformer", "vae"), loads=2),
@@ -48,6 +49,16 @@ def test_what_the_text_has_only_at_times() -> None:
     sampling = RankProgress(phase="sampling", step=2, steps=20, count=7, quiet=1.2)
     busy = format_status(replace(STATUS, ranks=(replace(RANK, progress=sampling),)))
     assert "40 steps, sampling (step 3 of 20), 7 parts done, progress 1 s ago" in busy
+
+
+def test_the_text_says_which_node_asks_and_how_full_and_busy_a_device_is() -> None:
+    work = Work(kind="Forward", origin=Origin(prompt="p-1", node="3"), model="/models/shapes")
+    gauged = replace(RANK, device_used=30 << 30, device_total=80 << 30, load=0.5)
+    text = format_status(replace(STATUS, work=work, ranks=(gauged,)))
+    assert "running      abc, for node 3 of prompt p-1" in text
+    assert "5 MiB on the device, 30.00 GiB of its 80.00 GiB in use, 50 % busy, 40 steps" in text
+    assert "busy, 40" not in format_status(STATUS)
+    assert "prompt" not in format_status(replace(STATUS, work=replace(work, origin=None)))
 
 
 def test_a_status_as_json() -> None:

@@ -1,0 +1,58 @@
+"""The times of steps, and the last trouble."""
+
+import pytest
+from any_folder_name.nodes.backend.activity import HISTORY, Activity, named
+from any_folder_name.parallel_backend.errors import OutOfMemory
+from any_folder_name.parallel_backend.protocol.origin import MAX_NAME, Origin
+
+pytestmark = pytest.mark.newest
+NODE, OTHER = Origin(prompt="p", node="3"), Origin(prompt="p", node="4")
+
+
+def activity(*times: float) -> Activity:
+    clock = iter(times)
+    return Activity(clock=lambda: next(clock))
+
+
+def test_the_time_between_two_steps_of_a_node_counts() -> None:
+    noted = activity(0.0, 2.0, 3.0, 6.0, 16.0)
+    for done in (0, 1, 1, 2, 4):
+        noted.progressed(NODE, done, 8)
+    assert noted.steps.seconds == (2.0, 4.0, 5.0)  # a second call of the same step is none
+    assert (noted.steps.done, noted.steps.total, noted.steps.origin) == (4, 8, NODE)
+    assert noted.steps.left == 4 * 4.0
+
+
+def test_another_node_begins_anew_and_the_same_one_goes_on() -> None:
+    noted = activity(0.0, 1.0, 100.0, 103.0, 200.0, 201.0)
+    noted.progressed(NODE, 0, 2)
+    noted.progressed(NODE, 1, 2)
+    noted.progressed(OTHER, 0, 2)
+    assert noted.steps.seconds == ()
+    assert noted.steps.left is None
+    noted.progressed(OTHER, 1, 2)
+    noted.progressed(OTHER, 0, 2)  # a second run: the pause between them is no step
+    assert noted.steps.seconds == (3.0,)
+    noted.progressed(OTHER, 1, 2)
+    assert noted.steps.seconds == (3.0, 1.0)
+
+
+def test_the_history_is_bounded() -> None:
+    noted = Activity()
+    for done in range(HISTORY + 20):
+        noted.progressed(NODE, done, 1000)
+    assert len(noted.steps.seconds) == HISTORY
+
+
+def test_the_last_trouble_is_kept_with_its_kind() -> None:
+    noted = Activity()
+    assert noted.trouble is None
+    noted.failed(NODE, OutOfMemory("rank 1 is full: use fewer pixels"))
+    assert noted.trouble is not None
+    assert (noted.trouble.text, noted.trouble.code) == ("rank 1 is full: use fewer pixels", "out_of_memory")
+    noted.recovered(None, "asking again")
+    assert (noted.trouble.text, noted.trouble.code, noted.trouble.origin) == ("asking again", "", None)
+
+
+def test_a_prompt_with_any_name_has_an_origin() -> None:
+    assert named("a\nb", "x" * 1000) == Origin(prompt="ab", node="x" * MAX_NAME)

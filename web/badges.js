@@ -1,0 +1,53 @@
+/**
+ * A badge with the time of a step on the nodes that run on ranks.
+ *
+ * @module
+ */
+import { api, app } from "./comfy.js";
+import { duration, stepTime } from "./panel/words.js";
+import { t } from "./texts.js";
+
+/** @typedef {{node: string, done: number, total: number, seconds: number, left: number | null}} Step */
+
+const EVENT = "parallel_dit.steps";
+/** Marks our badge among those of a node. */
+const OURS = Symbol("parallel-dit");
+
+/** Shows badges from now on. */
+export function showBadges() {
+  api.addEventListener(EVENT, (/** @type {{detail: Step}} */ { detail }) => {
+    const node = found(detail.node);
+    if (!node) return;
+    node.badges = [...(node.badges ?? []).filter((/** @type {any} */ each) => !each[OURS]), badge(text(detail))];
+    node.setDirtyCanvas?.(true, false);
+  });
+}
+
+/** @param {Step} step */
+function text({ seconds, done, total, left }) {
+  const each = t("badge.step", { seconds: stepTime(seconds) });
+  return left && done < total ? `${each}, ${t("steps.left", { time: duration(left) })}` : each;
+}
+
+/** @param {string} words */
+function badge(words) {
+  const Badge = /** @type {any} */ (window).LGraphBadge;
+  const made = Badge
+    ? new Badge({ text: words, fgColor: "#ffffff", bgColor: "#1d4ed8" })
+    : { text: words, fgColor: "#ffffff", bgColor: "#1d4ed8" };
+  made[OURS] = true;
+  return made;
+}
+
+/**
+ * Finds a node by the name that ComfyUI has for it: `12`, or `12:5` for node 5 in the subgraph of node 12.
+ *
+ * @param {string} name
+ * @returns {any}
+ */
+export function found(name) {
+  let graph = app.rootGraph ?? app.graph;
+  const ids = name.split(":");
+  for (const id of ids.slice(0, -1)) graph = graph?.getNodeById(Number(id))?.subgraph;
+  return graph?.getNodeById(Number(ids.at(-1)));
+}
