@@ -26,7 +26,7 @@ def load_of(device: "torch.device") -> float | None:
         handle = _handle(device.index or 0)
         rates = _Utilization()
         if handle is not None and not _nvml().nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)):
-            return rates.gpu / 100
+            return float(rates.gpu) / 100
     return None
 
 

@@ -45,6 +45,11 @@ def status(server: ComfyServer) -> Status | None:
         return None
 
 
+def idle_timeout(server: ComfyServer) -> float | None:
+    found = status(server)
+    return found.idle_timeout if found else None
+
+
 def by_command(server: ComfyServer) -> Any:
     command = [sys.executable, "-m", "parallel_backend", "status", "--json"]
     done = subprocess.run(command, cwd=ROOT, env=server.environment(), capture_output=True, check=True, timeout=90)
@@ -106,7 +111,7 @@ def test_the_true_state_while_sampling_and_after_a_rank_was_killed(panel: "Page"
     assert panel.locator(".pdit-device").count() == len(true["ranks"]) == 2
     total = true["ranks"][0]["device_total"] / 2**30
     for words in ("CPU process 0", "CPU process 1", f"of {total:.1f} GiB", "of 4000 steps", "s a step", "float32"):
-        until(lambda words=words: words in panel.locator(".pdit-panel").inner_text(), panel)
+        panel.locator(".pdit-panel").get_by_text(words).first.wait_for()
     until(lambda: panel.locator(".pdit-history").count() == 1, panel)
     before = true["generation"]
     os.kill(true["ranks"][1]["pid"], signal.SIGKILL)
@@ -152,10 +157,10 @@ def test_settings_survive_a_reload_and_reach_the_backend(page: "Page", page_serv
     open_panel(page)
     press(page, "start")
     page.locator(STATE.format("idle")).wait_for(timeout=1000 * PATIENCE)
-    assert status(page_server).idle_timeout == 900
+    until(lambda: idle_timeout(page_server) == 900, page)
     page.wait_for_timeout(1000)
     page.evaluate(SET, [ID, 700])  # reaches the backend that runs
-    until(lambda: status(page_server).idle_timeout == 700, page)
+    until(lambda: idle_timeout(page_server) == 700, page)
     page.evaluate(SET, ["ParallelDiT.Backend.Devices", "0;rm"])
     page.get_by_text("write all, or numbers such as 0,1").wait_for()
     until(lambda: page.evaluate(GET, "ParallelDiT.Backend.Devices") == "all", page)
@@ -175,7 +180,9 @@ def test_the_open_panel_costs_little_and_the_closed_one_asks_nothing(panel: "Pag
     panel.locator(STATE.format("idle")).wait_for(timeout=1000 * PATIENCE)
 
     panel.wait_for_timeout(5000)
-    running = [psutil.Process(pid) for pid in (page_server.pid, status(page_server).pid)]
+    begun = status(page_server)
+    assert begun is not None
+    running = [psutil.Process(pid) for pid in (page_server.pid, begun.pid)]
 
     def spent(seconds: int = 20) -> float:
         before = cpu_time(running)

@@ -128,7 +128,7 @@ def _first_host_of(options: argparse.Namespace, launched: Launched) -> serve.Ser
     here = launched.first if is_here(launched.first) else address_of(options.interface)
     return serve.Serving(
         endpoint=serve.own_endpoint(),
-        idle_timeout=0.0,
+        idle_timeout=lambda: 0.0,
         spares=serve.spares_asked(options.spares),
         machines=Settings(
             listening=listening_at(options.connect or f"{here}:{PORT}"),

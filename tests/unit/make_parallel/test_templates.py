@@ -74,7 +74,7 @@ def test_every_template_becomes_a_consistent_graph_and_bypassed_the_original_one
 def test_every_loader_is_followed_or_said_to_stay() -> None:
     for path in templates():
         made = make_parallel(json.loads(path.read_text(encoding="utf-8")))
-        said = {each.loader.node for each in (*made.added, *made.kept)}
+        said = {each.loader.node for each in made.added} | {each.loader.node for each in made.kept}
         for content in levels(made.workflow):
             for node in content["nodes"]:
                 used = any(out.get("links") and out["type"] in NODES for out in node.get("outputs") or ())
