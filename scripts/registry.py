@@ -1,10 +1,14 @@
-"""The addresses of icon and banner for the Comfy Registry, in ``pyproject.toml``, made from that of the repository."""
+"""What follows from the repository's address in ``pyproject.toml``.
+
+It is the addresses of icon and banner for the Comfy Registry, and the module that tells the page.
+"""
 
 import re
 
 from scripts.comfy_paths import ROOT
 
 PROJECT = ROOT / "pyproject.toml"
+MODULE = ROOT / "web" / "repository.js"
 PICTURES = {"Icon": "docs/pictures/icon.svg", "Banner": "docs/pictures/banner.svg"}
 """The registry wants at most 800 x 400 pixels, and 21 to 9."""
 
@@ -40,6 +44,14 @@ def project(text: str) -> str:
     return text
 
 
+def module(text: str) -> str:
+    """Return the text of the page's module for a project file's text."""
+    said = "/**\n * Where the code is. python -m scripts.generate writes this from pyproject.toml.\n *\n * @module\n */"
+    return f'{said}\nexport const REPOSITORY = "{repository(text)}";\n'
+
+
 def write() -> None:
     """Write them."""
-    PROJECT.write_text(project(PROJECT.read_text(encoding="utf-8")), encoding="utf-8")
+    text = project(PROJECT.read_text(encoding="utf-8"))
+    PROJECT.write_text(text, encoding="utf-8")
+    MODULE.write_text(module(text), encoding="utf-8")

@@ -10,11 +10,11 @@ import { MET, meet } from "./notices/first_contact.js";
 import { showNotices } from "./notices/notices.js";
 import { button } from "./panel/buttons.js";
 import { show } from "./panel/panel.js";
+import { REPOSITORY } from "./repository.js";
 import { readSettings, settings } from "./settings.js";
 import { addStyles } from "./styles.js";
 import { t } from "./texts.js";
 
-const REPOSITORY = "https://github.com/parallel-dit/comfyui-parallel-dit";
 const MAKE_PARALLEL = "ParallelDiT.MakeParallel";
 
 /** Ends the shown panel. @type {() => void} */

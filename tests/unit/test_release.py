@@ -90,7 +90,8 @@ def test_the_address_of_the_repository_is_in_one_place() -> None:
     address = field("Repository")
     owner_and_name = address.removeprefix("https://github.com/")
     found = [file for file in tracked() if file.suffix not in (".png", ".jpg") and owner_and_name in _text(file)]
-    assert found == [ROOT / "pyproject.toml"]
+    assert found == [ROOT / "pyproject.toml", registry.MODULE]
+    assert registry.MODULE.read_text(encoding="utf-8") == registry.module(PROJECT), "run python -m scripts.generate"
     assert registry.project(PROJECT) == PROJECT, "run python -m scripts.generate"
     assert PROJECT.count(owner_and_name) == 3
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import registry
+
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "web"
 MODULES = sorted(WEB.rglob("*.js"))
@@ -49,7 +51,8 @@ def test_a_module_is_small_says_what_it_is_and_stays_here(file: Path) -> None:
     assert text.startswith("/**")
     assert re.findall(r"""(?:import|from)\s*\(?["'](?!\.)""", text) == []
     addresses = set(re.findall(r"https?://[\w./-]+", text))
-    assert addresses <= {"https://github.com/parallel-dit/comfyui-parallel-dit", "http://www.w3.org/2000/svg"}
+    ours = registry.repository(registry.PROJECT.read_text(encoding="utf-8"))
+    assert addresses <= {ours, "http://www.w3.org/2000/svg"}
     assert "innerHTML" not in text
     assert "eval(" not in text
 

@@ -86,7 +86,7 @@ def test_our_own_examples_are_parallel_already_in_both_formats(name: str) -> Non
     for given in (workflows.api(name), workflows.graph(name)):
         made = make_parallel(given)
         assert (made.workflow, made.added) == (given, ())
-        assert {each.reason for each in made.kept} <= {"already", "text"}
+        assert {each.reason for each in made.kept} <= {"already", "audio", "text"}
 
 
 def test_muted_and_bypassed_loaders_stay() -> None:
