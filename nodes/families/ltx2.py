@@ -37,6 +37,12 @@ _SWITCHES = ("run_vx", "run_ax")
 _ACROSS = ("a2v_cross_attn", "v2a_cross_attn")
 """Options with which LTXVModalityGuidance lets picture and sound not hear and see each other."""
 
+_PASS_ON = "stg_skip_self_attn"
+"""Option with which the self-attention of all layers passes on its values."""
+
+_PASSES_ON = _PASS_ON in av_model.CrossAttention.forward.__code__.co_consts
+"""Whether this version of ComfyUI knows it."""
+
 _BY_OTHER = hasattr(av_model, "CompressedTimestep")
 """Whether this version of ComfyUI gates attention to the other stream by the other stream's timesteps."""
 
@@ -144,8 +150,9 @@ class LTX2(Bridge):
         shares = [float(bool(transformer_options.get(option, True))) for option in _ACROSS]
         if 0.0 in shares:
             inputs["across_shares"] = torch.tensor([shares])
-        if passed := transformer_options.get("stg_self_attn_blocks"):
-            layers = range(self.config["num_layers"])
+        layers = range(self.config["num_layers"])
+        of_all = _PASSES_ON and transformer_options.get(_PASS_ON)
+        if passed := layers if of_all else transformer_options.get("stg_self_attn_blocks"):
             inputs["attending_layers"] = torch.tensor([[float(i not in passed) for i in layers]])
         return inputs
 

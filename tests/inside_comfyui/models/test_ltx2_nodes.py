@@ -112,6 +112,24 @@ def test_guidance_by_a_further_pass_equals_comfyui(kind: str, load_case: Callabl
         assert error < CLOSE, f"{sample.__name__}, {layout}: {error:.1e}"
 
 
+@pytest.mark.skipif(not hasattr(nodes_lt, "LTXVSpatioTemporalGuidance"), reason="not in this version of ComfyUI")
+def test_self_attention_that_is_skipped_in_all_layers_equals_comfyui(load_case: Callable[..., Any]) -> None:
+    """By the option that ComfyUI sets for single layers."""
+    positive, negative = made.prompts(NAME)
+    latent, options = made.with_sound(made.empty()), {"positive": positive, "negative": negative}
+
+    def skipping(model: Any) -> Any:
+        changed = model.clone()
+        changed.model_options["transformer_options"]["stg_skip_self_attn"] = True
+        return changed
+
+    reference = ksampler(skipping(native_case(NAME)), latent, **options)
+    assert relative_error(ksampler(native_case(NAME), latent, **options), reference) > 100 * CLOSE
+    for sample in (ksampler, parallel_sampler):
+        model = skipping(load(load_case, ParallelLayout.parse("ulysses=2")))
+        assert relative_error(sample(model, latent, **options), reference) < CLOSE
+
+
 @pytest.mark.skipif(not hasattr(nodes_lt, "LTXVReferenceAudio"), reason="not in this version of ComfyUI")
 @pytest.mark.parametrize("scale", [0.0, 3.0])
 def test_a_voice_to_imitate_equals_comfyui(scale: float, load_case: Callable[..., Any]) -> None:
