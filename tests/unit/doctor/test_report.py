@@ -95,3 +95,15 @@ def test_the_exit_status(monkeypatch, capsys, names, status):
     assert firsts == ["fine", *(["broken", "->"] if status else [])]
     assert main(["doctor", "--json"]) == status
     assert [found["verdict"] for found in json.loads(capsys.readouterr().out)] == ["fine", "broken"][: len(names)]
+
+
+def test_a_text_to_paste(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setattr(command.Endpoint, "default", lambda: Endpoint(folder=tmp_path / "run"))
+    found = [Finding(check="packages", verdict="slow", text="a|b in /home/somebody/x\nand c", advice="Install d.")]
+    monkeypatch.setattr(command, "examine", lambda checks, setting: [found])
+    assert main(["doctor", "--markdown"]) == 0
+    text = capsys.readouterr().out
+    assert "| slow | packages | a\\|b in ~/x and c | Install d. |" in text
+    assert "- torch " in text
+    assert "no backend answers" in text
