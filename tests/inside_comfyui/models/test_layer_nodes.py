@@ -83,6 +83,7 @@ def sparse_function() -> Callable[..., Any]:
     return attend
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("where", ["before", "after", "blocks"])
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
 def test_sparse_attention_is_refused_by_its_nodes_name(loaded: Loaded, sample: Callable[..., Any], where: str) -> None:
@@ -277,7 +278,7 @@ def test_the_loader_says_what_concerns_its_outputs(models: Path, monkeypatch: py
 
 def test_every_flag_exists() -> None:
     names = vars(comfy.cli_args.args).keys()
-    assert {flag for flags in FLAGS.values() for flag in flags} - names <= {"enable_triton_backend"}
+    assert {flag for flags in FLAGS.values() for flag in flags} - names <= {"enable_triton_backend", "use_ck_attention"}
 
 
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
