@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from comfy.cli_args import args
 
+LISTEN, MULTI_USER = "listen", "multi_user"
+"""Flags of ComfyUI."""
 OWN_SITES = ("same-origin", "none")
 """What a browser says of a request of the page itself, or of the address bar (``Sec-Fetch-Site``)."""
 USER = "comfy-user"
@@ -38,10 +40,10 @@ def refused_origin(headers: Mapping[str, str]) -> str:
 
 def refused_change(headers: Mapping[str, str], users: Users) -> str:
     """Return why a request may not change something; "" if it may."""
-    if listens_here(args.listen):
+    if listens_here(getattr(args, LISTEN)):
         return ""
     name = headers.get(USER, "")
-    return "" if args.multi_user and name and name in users.users else NO_USER
+    return "" if getattr(args, MULTI_USER) and name and name in users.users else NO_USER
 
 
 def listens_here(addresses: str) -> bool:

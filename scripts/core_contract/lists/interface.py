@@ -53,8 +53,12 @@ ENTRIES = (
     *core_module(
         "server",
         Has("PromptServer", "instance send_progress_text", by=CONNECTION, why="the text on a node"),
-        Has("PromptServer", "instance", by=f"{ROUTES} {PAGE}", why="the panel's routes, and what the page is told"),
-        Mentions("PromptServer", "routes user_manager client_id", by=f"{ROUTES} {PAGE}", why="the panel's routes"),
+        Has(
+            "PromptServer",
+            "instance routes user_manager client_id",
+            by=f"{ROUTES} {PAGE}",
+            why="the panel's routes, and what the page is told",
+        ),
         Calls("PromptServer.send_sync(event, data, sid)", by=f"{ROUTES} {PAGE}", why="what the page is told"),
         Calls("PromptServer.send_progress_text(text, node_id)", by=CONNECTION, why="the text on a node"),
     ),
@@ -66,7 +70,8 @@ ENTRIES = (
     *core_module(
         "comfy_execution.progress",
         Calls("get_progress_state()", by=STEPS, why="steps of the running node"),
-        Mentions("ProgressRegistry", "nodes dynprompt value max", by=STEPS, why="steps of the running node"),
+        Has("ProgressRegistry", "nodes dynprompt", by=STEPS, why="the running node"),
+        Has("NodeProgressState", "value max", by=STEPS, why="steps of the running node"),
     ),
     *core_module(
         "nodes",

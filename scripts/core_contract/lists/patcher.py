@@ -72,5 +72,12 @@ ENTRIES = (
             why="the dtype of auto on GPUs that ComfyUI does not see",
             word="fp64_unet fp32_unet bf16_unet fp16_unet fp8_e4m3fn_unet fp8_e5m2_unet fp8_e8m0fnu_unet",
         ),
+        Mentions(
+            "",
+            "--listen --multi-user",
+            by="nodes/panel/guard.py",
+            why="whether other machines reach ComfyUI, and whether it knows its users",
+            word="listen multi_user",
+        ),
     ),
 )

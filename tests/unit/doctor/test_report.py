@@ -99,7 +99,7 @@ def test_the_exit_status(monkeypatch, capsys, names, status):
 
 def test_a_text_to_paste(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", "/home/somebody")
-    monkeypatch.setattr(command.Endpoint, "default", lambda: Endpoint(folder=tmp_path / "run"))
+    monkeypatch.setattr(Endpoint, "default", lambda: Endpoint(folder=tmp_path / "run"))
     found = [Finding(check="packages", verdict="slow", text="a|b in /home/somebody/x\nand c", advice="Install d.")]
     monkeypatch.setattr(command, "examine", lambda checks, setting: [found])
     assert main(["doctor", "--markdown"]) == 0

@@ -187,7 +187,7 @@ def copy_of_core(comfyui_path: Path, tmp_path: Path) -> Path:
     def all_but_python(folder: str, names: list[str]) -> list[str]:
         return [name for name in names if not name.endswith(".py") and not (Path(folder) / name).is_dir()]
 
-    for folder in ("comfy", "comfy_api", "comfy_extras", "comfy_execution"):
+    for folder in ("app", "comfy", "comfy_api", "comfy_extras", "comfy_execution"):
         shutil.copytree(comfyui_path / folder, tmp_path / folder, ignore=all_but_python)
     for file in comfyui_path.glob("*.py"):
         shutil.copy(file, tmp_path)
