@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from scripts.comfy_paths import ROOT
 
 FOLDERS = ("parallel_backend", "nodes")
-STAMPS = {"parallel_backend/supervisor/request_lines.py", "parallel_backend/doctor/report.py"}
+STAMPS = {
+    "parallel_backend/supervisor/request_lines.py", "parallel_backend/doctor/report.py", "nodes/backend/activity.py",
+}  # fmt: skip
 """What tells people when something happened."""
 CERTIFICATES = {"parallel_backend/machines/certificates/authority.py", "parallel_backend/machines/certificates/tls.py"}
 """What reads and writes until when certificates are valid."""
