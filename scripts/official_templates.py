@@ -124,14 +124,21 @@ class _Level:
         for each in self.instance["inputs"]:
             if each["name"] == name and each.get("link") is not None:
                 return self.around.source(each["link"])
+        return self.value(name)
+
+    def value(self, name: str) -> Any:
+        """The value of a subgraph's input to which nothing leads."""
         shown = self.shown()
-        return shown[name] if name in shown else self.first_inside(slot)
+        slots = [number for number, each in enumerate(self.graph["inputs"]) if each["name"] == name]
+        return shown[name] if name in shown else self.first_inside(slots[0])
 
     def first_inside(self, slot: int) -> Any:
         """The value of the first widget that a subgraph's input leads to: all of them show it."""
         for origin, number, (target, at) in self.links().values():
             node = self.node(target) if (origin, number) == (INPUTS, slot) else {"inputs": []}
             for each in node["inputs"][at : at + 1]:
+                if "widget" in each and node["type"] in self.subgraphs:
+                    return self.inner(node).value(each["name"])
                 if "widget" in each:
                     return widget_values(node, self.info(node["type"])).get(each["name"])
         return None
