@@ -122,7 +122,7 @@ def main() -> None:
         info = server.client.object_info()
         write(comfy_paths.ROOT / "locales" / "en" / "nodeDefs.json", english(info))
         for name in workflows.names():
-            write(workflows.FOLDER / f"{name}.json", workflows.to_graph(workflows.api(name), info))
+            write(workflows.FOLDER / f"{name}.json", workflows.to_graph(name, workflows.api(name), info))
         if thumbnails:
             write_thumbnails(server)
 

@@ -41,7 +41,7 @@ def to_api(graph: dict[str, Any], object_info: dict[str, Any]) -> Prompt:
 
 def test_every_kind_has_a_workflow_for_each_variant() -> None:
     with_files = {name for name in NAMES if workflows.needed_files(name)}
-    assert {f"text to {kind} ({variant})" for kind in ("image", "video") for variant in VARIANTS} | with_files == set(
+    assert {f"Included model, text to {kind} ({variant})" for kind in ("image", "video") for variant in VARIANTS} | with_files == set(
         NAMES
     )
     assert {path.stem for path in workflows.FOLDER.glob("*.json")} == set(NAMES)
@@ -83,7 +83,7 @@ def test_templates_browser_lists_every_workflow_with_a_thumbnail(client: ComfyCl
 def test_both_variants_give_the_same_frames(client: ComfyClient, kind: str) -> None:
     frames = []
     for variant in VARIANTS:
-        prompt = workflows.api(f"text to {kind} ({variant})")
+        prompt = workflows.api(f"Included model, text to {kind} ({variant})")
         size = prompt["4"]["inputs"]
         frames.append(pixels(client, client.run(prompt, deadline=240.0)))
         assert frames[-1].shape == (size["length"], size["height"], size["width"], 3)
@@ -94,7 +94,7 @@ def test_both_variants_give_the_same_frames(client: ComfyClient, kind: str) -> N
 def test_status_reports_request_layout_and_rank_processes_during_sampling(
     server: ComfyServer, client: ComfyClient
 ) -> None:
-    prompt = workflows.api(f"text to image ({VARIANTS[1]})")
+    prompt = workflows.api(f"Included model, text to image ({VARIANTS[1]})")
     next(node["inputs"] for node in prompt.values() if "steps" in node["inputs"])["steps"] = 2000
     with Events(client) as events:
         prompt_id = client.submit(prompt)
