@@ -161,4 +161,3 @@ def _later_options(entry: Node, declared: dict[str, tuple[str, dict[str, Any]]])
     """The inputs after the last one that the prompt sets. The page gives them the default values of its version."""
     names = list(declared)
     return names[max((names.index(name) for name in entry["inputs"]), default=-1) + 1 :]
-

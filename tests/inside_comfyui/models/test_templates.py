@@ -76,6 +76,7 @@ NODES = (
     *minimax_h3_nodes(),
 )  # fmt: skip
 
+
 @pytest.fixture
 def native_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The diffusion models that ComfyUI has read."""
