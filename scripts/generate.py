@@ -94,13 +94,17 @@ def list_needed_files(models: Path) -> None:
     for file in (file for name in workflows.names() for file in workflows.needed_files(name)):
         (models / file["directory"]).mkdir(parents=True, exist_ok=True)
         (models / file["directory"] / file["name"]).touch()
+    for folder in (folder for name in workflows.names() for folder in workflows.needed_folders(name)):
+        place = models / folder["directory"] / folder["name"]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "model_index.json").touch()
 
 
 def write_thumbnails(server: ComfyServer) -> None:
     """Write a picture beside each workflow."""
     with web_page(server) as page:
         for name in workflows.names():
-            picture = graph_picture(page, name) if workflows.needed_files(name) else thumbnail(server.client, name)
+            picture = graph_picture(page, name) if workflows.needs_download(name) else thumbnail(server.client, name)
             picture.save(workflows.FOLDER / f"{name}.jpg", quality=88)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 Node = dict[str, Any]
 Files = Sequence[dict[str, str]]
-"""Model files: name, url, and the folder under ``models``."""
+"""Model files, or folders: name, url or repository, and the folder under ``models``."""
 
 NOTE = "MarkdownNote"
 WIDTH, GAP, MARGIN, TITLE = 340, 40, 20, 50
@@ -38,7 +38,7 @@ def group_of(kind: str) -> str:
     return next(title for title, _, pattern in GROUPS if pattern.search(kind))
 
 
-def place(graph: dict[str, Any], name: str, files: Files) -> None:
+def place(graph: dict[str, Any], name: str, *, files: Files, folders: Files) -> None:
     """Give a graph's nodes their places, and add its groups and its note."""
     nodes = graph["nodes"]
     ordered = _from_sources(nodes, graph["links"])
@@ -57,7 +57,8 @@ def place(graph: dict[str, Any], name: str, files: Files) -> None:
                 top, right = top + height + GAP, max(right, left + width + GAP)
         left = right
     graph["last_node_id"] += 1
-    nodes.append(_note(graph["last_node_id"], name, files, {node["type"] for node in nodes}))
+    text = note(name, {node["type"] for node in nodes}, files=files, folders=folders)
+    nodes.append(_note(graph["last_node_id"], text))
 
 
 def _from_sources(nodes: Sequence[Node], links: Iterable[Sequence[Any]]) -> list[Node]:
@@ -87,8 +88,7 @@ def _group(title: str, nodes: Sequence[Node], left: int, top: int) -> dict[str, 
     return {"title": title, "bounding": bounding, "color": colour, "font_size": 24, "flags": {}}
 
 
-def _note(node_id: int, name: str, files: Files, kinds: set[str]) -> Node:
-    text = note(name, files, kinds)
+def _note(node_id: int, text: str) -> Node:
     return {
         "id": node_id, "type": NOTE, "flags": {}, "mode": 0, "inputs": [], "outputs": [], "title": "Read me",
         "pos": [0, TITLE], "size": [NOTE_WIDTH - GAP, 120 + 30 * len(text.splitlines())], "order": 0,
@@ -96,10 +96,12 @@ def _note(node_id: int, name: str, files: Files, kinds: set[str]) -> Node:
     }  # fmt: skip
 
 
-def note(name: str, files: Files, kinds: set[str]) -> str:
+def note(name: str, kinds: set[str], *, files: Files, folders: Files) -> str:
     """What a person has to know of a workflow: its files and their folders, and what its GPUs are."""
     lines = [f"# {name}", "", "## Files", ""]
-    if not files:
+    for each in folders:
+        lines += ["In ComfyUI's folder:", "", "```", download(each), "```", ""]
+    if not files and not folders:
         lines += ["Nothing to download: it uses the small checkpoint that comes with Parallel DiT.", ""]
     for folder in sorted({file["directory"] for file in files}):
         lines += [f"In `ComfyUI/models/{folder}`:", ""]
@@ -109,6 +111,11 @@ def note(name: str, files: Files, kinds: set[str]) -> str:
     if "LoadImage" in kinds:
         lines += ["", "Choose your picture in *Load Image*."]
     return "\n".join(lines)
+
+
+def download(folder: dict[str, str]) -> str:
+    """The command that brings a folder, to run in ComfyUI's folder."""
+    return f"hf download {folder['repository']} --local-dir models/{folder['directory']}/{folder['name']}"
 
 
 def _of_gpus(kinds: set[str]) -> str:

@@ -32,13 +32,23 @@ def api(name: str) -> Prompt:
 
 def needed_files(name: str) -> list[dict[str, str]]:
     """The model files that a workflow loads: name, url, and the folder under ``models``. The web page offers them."""
-    return _files(api(name))
+    return _named(api(name), "models")
 
 
-def _files(prompt: Prompt) -> list[dict[str, str]]:
-    """See ``needed_files``. A file that two nodes load is there once."""
-    found = [file for node in prompt.values() for file in node.get("_meta", {}).get("models", [])]
-    return list({(file["directory"], file["name"]): file for file in found}.values())
+def needed_folders(name: str) -> list[dict[str, str]]:
+    """The folders in diffusers layout that a workflow loads: name, repository, and the folder under ``models``."""
+    return _named(api(name), "folders")
+
+
+def needs_download(name: str) -> bool:
+    """Whether a workflow needs more than the checkpoint that is included."""
+    return bool(needed_files(name) or needed_folders(name))
+
+
+def _named(prompt: Prompt, kind: str) -> list[dict[str, str]]:
+    """What a prompt's nodes need of a kind. What two of them load is there once."""
+    found = [each for node in prompt.values() for each in node.get("_meta", {}).get(kind, [])]
+    return list({(each["directory"], each["name"]): each for each in found}.values())
 
 
 def graph(name: str) -> dict[str, Any]:
@@ -112,7 +122,7 @@ def to_graph(name: str, prompt: Prompt, object_info: dict[str, Any]) -> dict[str
         "extra": {},
         "version": 0.4,
     }
-    workflow_layout.place(content, name, _files(prompt))
+    workflow_layout.place(content, name, files=_named(prompt, "models"), folders=_named(prompt, "folders"))
     return content
 
 

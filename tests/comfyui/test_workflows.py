@@ -43,7 +43,7 @@ def to_api(graph: dict[str, Any], object_info: dict[str, Any]) -> Prompt:
 
 
 def test_every_kind_has_a_workflow_for_each_variant() -> None:
-    with_files = {name for name in NAMES if workflows.needed_files(name)}
+    with_files = {name for name in NAMES if workflows.needs_download(name)}
     included = {f"Included model, text to {kind} ({variant})" for kind in ("image", "video") for variant in VARIANTS}
     assert included | with_files == set(NAMES)
     assert {path.stem for path in workflows.FOLDER.glob("*.json")} == set(NAMES)
@@ -62,6 +62,15 @@ def test_every_loaded_file_can_be_downloaded_into_its_folder() -> None:
             assert file["url"].startswith("https://")
             assert file["url"].endswith("/" + file["name"])
             assert file["directory"] in ("checkpoints", "diffusion_models", "text_encoders", "vae", "loras")
+
+
+def test_every_folder_is_loaded_by_its_name() -> None:
+    for name in NAMES:
+        for folder in workflows.needed_folders(name):
+            loaded = [node["inputs"].get("model_name") for node in workflows.api(name).values()]
+            assert folder["name"] in loaded
+            assert folder["directory"] == "diffusers"
+            assert folder["repository"].endswith(f"/{folder['name']}")
 
 
 @pytest.mark.parametrize("name", NAMES)

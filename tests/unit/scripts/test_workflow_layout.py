@@ -64,7 +64,9 @@ def test_the_note_names_every_file_with_its_folder_and_address(name: str) -> Non
     for file in workflows.needed_files(name):
         begin = text.index(f"`ComfyUI/models/{file['directory']}`")
         assert f"- [{file['name']}]({file['url']})" in text[begin:].split("In `", 2)[0]
-    assert ("Nothing to download" in text) == (not workflows.needed_files(name))
+    for folder in workflows.needed_folders(name):
+        assert workflow_layout.download(folder) in text
+    assert ("Nothing to download" in text) != workflows.needs_download(name)
 
 
 def test_our_nodes_are_where_a_person_looks_for_gpus() -> None:
