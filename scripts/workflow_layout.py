@@ -12,8 +12,8 @@ Files = Sequence[dict[str, str]]
 """Model files, or folders: name, url or repository, and the folder under ``models``."""
 
 NOTE = "MarkdownNote"
-WIDTH, GAP, MARGIN, TITLE = 340, 40, 20, 50
-"""Pixels: a node's width, and the room between nodes, around a group's nodes, and for its title."""
+WIDTH, GAP, MARGIN, TITLE = 340, 60, 20, 80
+"""Pixels: a node's width, the room between nodes and around those of a group, and for its title and a node's."""
 NOTE_WIDTH, HIGHEST = 460, 900
 """Pixels: the note's width, and the height from which on a group takes another column."""
 EXTRA_HEIGHT = {
