@@ -4,8 +4,9 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from PIL import Image, ImageChops, ImageStat
 
-from scripts import workflow_layout, workflows
+from scripts import workflow_layout, workflow_thumbnail, workflows
 
 NAMES = workflows.names()
 Box = tuple[float, float, float, float]
@@ -81,3 +82,12 @@ def test_numbers_of_nodes_are_unique() -> None:
         ids = [node["id"] for node in workflows.graph(name)["nodes"]]
         assert len(ids) == len(set(ids))
         assert max(ids) == workflows.graph(name)["last_node_id"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if workflows.needs_download(name)])
+def test_the_thumbnail_is_drawn_from_the_graph(name: str) -> None:
+    drawn = workflow_thumbnail.draw(name, workflows.graph(name))
+    stored = Image.open(workflows.FOLDER / f"{name}.jpg").convert("RGB")
+    assert stored.size == drawn.size
+    difference = ImageChops.difference(stored, drawn).convert("L")
+    assert ImageStat.Stat(difference).mean[0] < 5, "run python -m scripts.generate"
