@@ -15,7 +15,7 @@ from ..denoiser.experts import Experts, Load
 from ..denoiser.plan import DenoisingPlan, split_names
 from ..distributed.collectives import agree, refused_alike
 from ..distributed.device_memory import to_cpu
-from ..distributed.mesh import RankMesh
+from ..distributed.mesh import Axis, RankMesh
 from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest
 from ..families.registry import family_of
@@ -35,7 +35,7 @@ from .automatic_layout import fit
 from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
 from .request import ActiveRequest, Tensors, measured
-from .shared_tensors import share_changing, share_constant
+from .shared_tensors import share_changing, share_constant, share_step
 from .tensor_values import first_not_finite, first_outside
 from .validation import check_forward, check_sample
 from .working_memory import forward_bytes
@@ -65,6 +65,7 @@ class Denoising:
         self._denoiser: Denoiser | None = None
         self._constant: Tensors = {}
         self._names: list[dict[str, str]] = []
+        self._next: Tensors | None = None
         self._stays = False
 
     def forward(self) -> Tensors:
@@ -91,16 +92,33 @@ class Denoising:
                 self.kept.add(meta.digest, self._constant[meta.name])
         return self._predictions()
 
-    def takes(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether ``step`` takes the tensors, on rank 0. What it does not take is a request of its own."""
-        return self._fits(tensors) and first_not_finite(tensors) < 0
+    def begin_step(self, tensors: Tensors | None, world: Axis) -> bool:
+        """Give all ranks the tensors of the next step, from rank 0. Collective over the world.
 
-    def step(self, tensors: Tensors | None) -> Tensors:
-        """Run the request once more, with other tensors of those that change; None on ranks other than 0."""
-        if tensors is not None:
-            tensors = {**(self.request.tensors or {}), **tensors}
-        self.request = replace(self.request, tensors=tensors)
-        return self._predictions()
+        Args:
+            tensors: those that change; None if rank 0 has no further step. Other ranks give None. What a step cannot
+                take is a request of its own.
+            world: all ranks.
+
+        Returns:
+            Whether there is a step, on all ranks alike.
+        """
+        takes = tensors is not None and self._fits(tensors) and first_not_finite(tensors) < 0
+        whole = {**(self.request.tensors or {}), **(tensors or {})} if takes else None
+        mesh = self._denoiser.mesh if self._denoiser else None
+        if mesh and mesh.all_ranks.size == world.size and self.components.device.type == "cpu":
+            self._next = share_step(self.request.metas, whole, self._constant, mesh.all_ranks)
+            return self._next is not None
+        # Of a GPU's tensors the host cannot read whether there is a step without waiting for them.
+        if not agree(int(whole is not None), world):
+            return False
+        self._next = self._share(whole, mesh) if mesh else None
+        return True
+
+    def step(self) -> Tensors:
+        """Run the step that has begun."""
+        shared, self._next = self._next, None
+        return self._predictions(shared)
 
     def keep(self) -> None:
         """Stay as it is at the end of its ``with`` block, until ``release``."""
@@ -117,12 +135,12 @@ class Denoising:
         if not self._stays:
             self.release()
 
-    def _predictions(self) -> Tensors:
+    def _predictions(self, shared: Tensors | None = None) -> Tensors:
         message, denoiser = self.request.message, self._denoiser
         assert isinstance(message, Forward)
         if denoiser is None:
             return {}
-        shared = self._shared(denoiser.mesh)
+        shared = self._share(self.request.tensors, denoiser.mesh) if shared is None else shared
         local = {
             i: denoiser.own(i, {argument: shared[name] for argument, name in self._names[i].items()})
             for i in denoiser.branches
@@ -143,7 +161,7 @@ class Denoising:
         denoiser = self._denoiser
         if denoiser is None:
             return {}
-        setting = SamplingContext(denoiser, message, self._shared(denoiser.mesh))
+        setting = SamplingContext(denoiser, message, self._share(self.request.tensors, denoiser.mesh))
         if message.measure:
             setting.load()
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
@@ -194,10 +212,9 @@ class Denoising:
         self._names, _ = split_names({meta.name: meta.name for meta in request.metas}, plan.branches)
         self._denoiser = Denoiser(experts, mesh, plan, kernel, self.on_forward, self.agreements.trials_of(mesh))
 
-    def _shared(self, mesh: RankMesh) -> Tensors:
-        """Return all tensors of the request."""
-        request, device = self.request, self.components.device
-        return share_changing(request.metas, request.tensors, self._constant, mesh.all_ranks, device)
+    def _share(self, tensors: Mapping[str, Tensor] | None, mesh: RankMesh) -> Tensors:
+        """Return all tensors of the request, or of a step, on every rank."""
+        return share_changing(self.request.metas, tensors, self._constant, mesh.all_ranks, self.components.device)
 
     def _check_tensors(self, mesh: RankMesh, experts: Experts) -> None:
         """Refuse tensors that cannot be used, on all ranks alike."""

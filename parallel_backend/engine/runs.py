@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from ..distributed.collectives import agree
 from ..distributed.mesh import Axis
 from ..progress import CLIENT, PROGRESS
 from ..protocol.messages import Forward
@@ -22,11 +21,10 @@ def further_steps(run: Denoising, request: ActiveRequest[Forward], results: Tens
     """
     while request.message.steps:
         with PROGRESS.phase(CLIENT):
-            tensors = request.next_step(results)
-            goes_on = agree(int(tensors is not None and run.takes(tensors)), world)
-        if not goes_on:
+            begun = run.begin_step(request.next_step(results), world)
+        if not begun:
             break
-        results = run.step(tensors)
+        results = run.step()
     return results
 
 

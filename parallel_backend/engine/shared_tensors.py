@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..distributed.broadcast import broadcast_tensors
+from ..distributed.broadcast import broadcast_if_any, broadcast_tensors
 from ..distributed.collectives import gather_numbers
 from ..distributed.mesh import Axis
 from ..protocol.frames import TensorMeta
@@ -53,6 +53,20 @@ def share_changing(
         tensors: all of them, on the axis's first rank only.
         constant: what ``share_constant`` returned.
     """
-    changing = [meta for meta in metas if not meta.digest and not meta.same]
-    found = {**constant, **broadcast_tensors(changing, tensors, axis, device)}
+    found = {**constant, **broadcast_tensors(_changing(metas), tensors, axis, device)}
     return {meta.name: found[meta.same or meta.name] for meta in metas}
+
+
+def share_step(
+    metas: Sequence[TensorMeta], tensors: Tensors | None, constant: Tensors, axis: Axis
+) -> dict[str, Tensor] | None:
+    """Return what ``share_changing`` does, on the CPU; None on every rank if the first has no tensors. Collective."""
+    changing = broadcast_if_any(_changing(metas), tensors, axis)
+    if changing is None:
+        return None
+    found = {**constant, **changing}
+    return {meta.name: found[meta.same or meta.name] for meta in metas}
+
+
+def _changing(metas: Sequence[TensorMeta]) -> list[TensorMeta]:
+    return [meta for meta in metas if not meta.digest and not meta.same]

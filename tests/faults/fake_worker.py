@@ -120,8 +120,8 @@ class FakeEngine:
             message=message, metas=metas, tensors=tensors, received=(), report=lambda *_: None,
             cancelled=lambda: False, next_step=next_step,
         )  # fmt: skip
-        run: Any = _FakeRun(self)
-        return further_steps(run, request, run.step(tensors), world(self.rank, self.world_size))
+        run: Any = _FakeRun(self, tensors)
+        return further_steps(run, request, run.step(), world(self.rank, self.world_size))
 
     def _step(
         self,
@@ -149,16 +149,19 @@ class FakeEngine:
 class _FakeRun:
     """Doubles latents, after ``STEP`` seconds."""
 
-    def __init__(self, engine: FakeEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: FakeEngine, tensors: "Mapping[str, torch.Tensor] | None") -> None:
+        self._engine, self._tensors = engine, tensors
 
-    def takes(self, tensors: "Mapping[str, torch.Tensor]") -> bool:
-        return True
+    def begin_step(self, tensors: "Mapping[str, torch.Tensor] | None", world: Any) -> bool:
+        from parallel_backend.distributed.collectives import agree
 
-    def step(self, tensors: "Mapping[str, torch.Tensor] | None") -> "dict[str, torch.Tensor]":
+        self._tensors = tensors
+        return bool(agree(int(tensors is not None), world))
+
+    def step(self) -> "dict[str, torch.Tensor]":
         time.sleep(STEP)
         self._engine.steps += 1
-        return {} if tensors is None else {"0": tensors["0.hidden_states"] * 2}
+        return {} if self._tensors is None else {"0": self._tensors["0.hidden_states"] * 2}
 
 
 def prepare() -> Iterator[None]:

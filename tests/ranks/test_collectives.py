@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from parallel_backend.distributed import collectives, mesh
+from parallel_backend.distributed.broadcast import broadcast_if_any
 from parallel_backend.protocol.messages import Forward
+from parallel_backend.protocol.tensors import describe
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 
@@ -88,3 +90,18 @@ def test_layouts_give_the_same_result_through_staging(pools, checkpoints, ranks,
         wanted, got = direct[0]["tensors"], copied[0]["tensors"]
         assert got.keys() == wanted.keys()
         assert all(torch.equal(got[name], wanted[name]) for name in wanted if name != "seconds")
+
+
+GIVEN = {"0": torch.arange(5.0), "1": torch.tensor([7], dtype=torch.int64), "2": torch.zeros(0, 3)}
+
+
+def broadcasted(rank, given):
+    axis = driver.mesh(rank, "ulysses=3").all_ranks
+    return broadcast_if_any(describe(GIVEN), given if rank == 0 else None, axis)
+
+
+def test_every_rank_learns_what_the_first_has_and_that_it_has_nothing(pools):
+    for given in (GIVEN, None, GIVEN):
+        for got in pools(3).run(broadcasted, given):
+            assert (got is None) == (given is None)
+            assert given is None or all(torch.equal(got[name], tensor) for name, tensor in given.items())
