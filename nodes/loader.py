@@ -1,5 +1,6 @@
 """The node that replaces *Load Checkpoint*."""
 
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -98,6 +99,7 @@ def handle_for(
     layout = layout or _layout_of_mode(len(resolved.indices))
     if layout is not None:
         check_fits(layout, len(resolved.indices))
+        layout = _with_patches(layout, bridge)
     spec = ModelSpec(
         path=str(checkpoint.path),
         stamp=checkpoint.stamp(),
@@ -109,6 +111,12 @@ def handle_for(
         content=content_for(checkpoint, resolved),
     )
     return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id, keeps=keeps)
+
+
+def _with_patches(layout: ParallelLayout, bridge: Bridge) -> ParallelLayout:
+    """Return the layout with the one patch that models of several latents take, unless it names a number of patches."""
+    several = layout.pipe > 1 and len(bridge.latents) > 1
+    return replace(layout, patches=layout.patches or 1) if several else layout
 
 
 def open_vae(path: Path, devices: str, node_id: str, keeps: object = None) -> Handle:

@@ -294,3 +294,18 @@ def test_two_stages_equal_comfyui(load_case: Callable[..., Any], upsampler: Any)
     for layout in ("ulysses=2", "ring=3"):
         error = relative_error(both(load(load_case, ParallelLayout.parse(layout))), reference)
         assert error < CLOSE, f"{layout}: {error:.1e}"
+
+
+def test_stages_alone_take_one_patch_and_are_exact(load_case: Callable[..., Any]) -> None:
+    """With a sampler that only ComfyUI's loop has, which an approximate layout cannot use."""
+    positive, negative = made.prompts(NAME)
+    latent = made.with_sound(made.empty())
+    options = {"positive": positive, "negative": negative, "sampler_name": "ddim"}
+    model = load(load_case, ParallelLayout.parse("pipe=2"))
+    assert not model.model.diffusion_model.handle.spec.layout.approximate
+    reference = ksampler(native_case(NAME), latent, **options)
+    assert relative_error(parallel_sampler(model, latent, **options), reference) < CLOSE
+    with pytest.raises(Exception, match="use patches=1"):
+        parallel_sampler(
+            load(load_case, ParallelLayout.parse("pipe=2 patches=4")), latent, **options | {"sampler_name": "euler"}
+        )
