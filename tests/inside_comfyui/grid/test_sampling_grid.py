@@ -16,6 +16,7 @@ All four meet in each test. The tests are these:
 ComfyUI's result is computed once for each setting. Run it with ``bash scripts/test.sh --grid``.
 """
 
+import importlib
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.model import ParallelModel
 from any_folder_name.nodes.sampler import ParallelSampler
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
-from comfy_extras.nodes_lt import ModelSamplingLTXV
 from helpers.executor import Executor, Given, Prompt
+from helpers.inside_fixtures import parts_of
 from natives.loadable import CASES, FIRST, SAMPLING, file_name, with_assumed_sizes, write
 
 pytestmark = pytest.mark.grid
@@ -86,14 +87,14 @@ class Setting:
         latent = CASES[self.name].samples()
         if not self.feature:
             return latent
-        samples = latent["samples"]
+        parts = parts_of(latent["samples"])
         if self.feature == "batch of 3":
-            return {**latent, "samples": samples[:1].repeat(3, *[1] * (samples.ndim - 1))}
+            return {**latent, "samples": joined([part[:1].repeat(3, *[1] * (part.ndim - 1)) for part in parts])}
         random = torch.Generator().manual_seed(11)
-        latent = {**latent, "samples": torch.randn(samples.shape, generator=random)}
+        latent = {**latent, "samples": joined([torch.randn(part.shape, generator=random) for part in parts])}
         if self.feature == "inpainting":
-            mask = torch.randn(1, 1, *samples.shape[2:], generator=random)
-            latent["noise_mask"] = (mask > 0).float()
+            masks = [torch.randn(1, 1, *part.shape[2:], generator=random) for part in parts]
+            latent["noise_mask"] = joined([(mask > 0).float() for mask in masks])
         return latent
 
     def given(self) -> dict[str, Any]:
@@ -104,6 +105,15 @@ class Setting:
             f"{self} negative": case.conditioning(2, shorter=case.shorter),
             f"{self} latent": self.latent(),
         }
+
+
+def joined(parts: list[torch.Tensor]) -> Any:
+    """Return the nested latent or mask of several tensors, or the only one."""
+    if len(parts) == 1:
+        return parts[0]
+    from comfy.nested_tensor import NestedTensor  # the oldest version has none
+
+    return NestedTensor(parts)
 
 
 def prompt(setting: Setting, *, door: str, sampled_by: str, devices: str = "", layout: str = "") -> Prompt:
@@ -138,11 +148,15 @@ def _node(class_type: str, **inputs: Any) -> dict[str, Any]:
 
 def executor() -> Executor:
     """Return ComfyUI's executor with nothing cached."""
-    return Executor(ParallelModel, ParallelLoader, ParallelLayoutNode, ParallelSampler, ModelSamplingLTXV)
+    modules = {
+        each.node: importlib.import_module(f"comfy_extras.{each.module}") for each in SAMPLING.values() if each.module
+    }
+    sampling = [getattr(module, node) for node, module in modules.items()]
+    return Executor(ParallelModel, ParallelLoader, ParallelLayoutNode, ParallelSampler, *sampling)
 
 
 @cache
-def reference(setting: Setting, door: str) -> torch.Tensor:
+def reference(setting: Setting, door: str) -> Any:
     """Return what ComfyUI alone samples."""
     load = comfy.sd.load_diffusion_model
 
@@ -153,9 +167,10 @@ def reference(setting: Setting, door: str) -> torch.Tensor:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comfy.sd, "load_diffusion_model", load_repaired)
-        samples: torch.Tensor = executor().run(prompt(setting, door=door, sampled_by="KSampler"))[0]["samples"]
-    assert torch.isfinite(samples).all()
-    assert samples.std() > 0.1
+        samples = executor().run(prompt(setting, door=door, sampled_by="KSampler"))[0]["samples"]
+    for part in parts_of(samples):
+        assert torch.isfinite(part).all()
+        assert part.std() > 0.1
     return samples
 
 

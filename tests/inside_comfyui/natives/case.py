@@ -114,11 +114,13 @@ class Sampling:
         node: its class.
         inputs: its inputs besides the MODEL.
         needed: whether ComfyUI's samplers need it, so that it also stands behind a loader.
+        module: the module of ``comfy_extras`` that has it; empty if ``nodes_model_advanced`` does.
     """
 
     node: str
     inputs: dict[str, Any]
     needed: bool = False
+    module: str = ""
 
 
 def seeded(seed: int) -> Random:

@@ -60,7 +60,7 @@ def _case(*, causal: bool = False, **options: Any) -> Case:
     )  # fmt: skip
 
 
-SAMPLING = Sampling(node="ModelSamplingLTXV", inputs={"max_shift": 2.05, "base_shift": 0.95})
+SAMPLING = Sampling(node="ModelSamplingLTXV", inputs={"max_shift": 2.05, "base_shift": 0.95}, module="nodes_lt")
 CASES = {
     "t2v": _case(),
     "t2v causal": _case(causal=True),

@@ -120,7 +120,7 @@ def _newer(**options: Any) -> Case:
 
 HAS_2_3 = "apply_gated_attention" in signature(LTXAVModel).parameters
 HAS_2_5 = "ff_bias" in signature(LTXAVModel).parameters
-SAMPLING = Sampling(node="ModelSamplingLTXV", inputs={"max_shift": 2.05, "base_shift": 0.95})
+SAMPLING = Sampling(node="ModelSamplingLTXV", inputs={"max_shift": 2.05, "base_shift": 0.95}, module="nodes_lt")
 SINCE = "LTXAV"
 CASES = {
     "2": _older(),

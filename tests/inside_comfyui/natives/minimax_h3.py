@@ -120,7 +120,9 @@ def _case(*, pruned: bool = False, **options: Any) -> Case:
 
 
 SINCE = "MiniMaxH3"
-SAMPLING = Sampling(node="MiniMaxH3SigmaShift", inputs={"shift_video": 9.0, "shift_audio": 4.0})
+SAMPLING = Sampling(
+    node="MiniMaxH3SigmaShift", inputs={"shift_video": 9.0, "shift_audio": 4.0}, module="nodes_minimax_h3"
+)
 CASES = {
     "t2v": _case(),
     "pruned": _case(pruned=True),
