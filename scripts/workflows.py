@@ -8,18 +8,13 @@ import json
 import uuid
 from typing import Any
 
+from scripts import workflow_layout
 from scripts.comfy_api import Prompt
 from scripts.comfy_paths import ROOT
 
 FOLDER = ROOT / "workflows"
 API_FOLDER = FOLDER / "api"
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
-WIDTH, GAP = 340, 50
-EXTRA_HEIGHT = {
-    "ParallelLoader": 60, "ParallelModel": 60, "ParallelVAE": 60, "CLIPTextEncode": 120,
-    "SaveImage": 340, "SaveAnimatedWEBP": 340, "SaveVideo": 340,
-}  # fmt: skip
-"""Pixels that a node needs beyond its slots: for its state, a text box or an image."""
 
 Node = dict[str, Any]
 
@@ -37,7 +32,23 @@ def api(name: str) -> Prompt:
 
 def needed_files(name: str) -> list[dict[str, str]]:
     """The model files that a workflow loads: name, url, and the folder under ``models``. The web page offers them."""
-    return [file for node in api(name).values() for file in node.get("_meta", {}).get("models", [])]
+    return _named(api(name), "models")
+
+
+def needed_folders(name: str) -> list[dict[str, str]]:
+    """The folders in diffusers layout that a workflow loads: name, repository, and the folder under ``models``."""
+    return _named(api(name), "folders")
+
+
+def needs_download(name: str) -> bool:
+    """Whether a workflow needs more than the checkpoint that is included."""
+    return bool(needed_files(name) or needed_folders(name))
+
+
+def _named(prompt: Prompt, kind: str) -> list[dict[str, str]]:
+    """What a prompt's nodes need of a kind. What two of them load is there once."""
+    found = [each for node in prompt.values() for each in node.get("_meta", {}).get(kind, [])]
+    return list({(each["directory"], each["name"]): each for each in found}.values())
 
 
 def graph(name: str) -> dict[str, Any]:
@@ -92,15 +103,14 @@ def _brought_along(name: str, options: dict[str, Any], chosen: Any) -> dict[str,
     return {f"{name}.{inner}": more["options"][0]["key"] for inner, more in lists.items()}
 
 
-def to_graph(prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
-    """A prompt in the web page's format, its nodes laid out in columns from left to right."""
+def to_graph(name: str, prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
+    """A prompt in the web page's format, its nodes in groups, with a note under the workflow's name."""
     links: list[list[Any]] = []
     nodes = [_node(int(key), entry, object_info[entry["class_type"]], links) for key, entry in prompt.items()]
     by_id = {node["id"]: node for node in nodes}
     for link, source, slot, _, _, _ in links:
         by_id[source]["outputs"][slot]["links"].append(link)
-    _place(nodes, links)
-    return {
+    content = {
         "id": str(uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(prompt, sort_keys=True))),
         "revision": 0,
         "last_node_id": max(by_id),
@@ -112,6 +122,8 @@ def to_graph(prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
         "extra": {},
         "version": 0.4,
     }
+    workflow_layout.place(content, name, files=_named(prompt, "models"), folders=_named(prompt, "folders"))
+    return content
 
 
 def _node(node_id: int, entry: Node, info: dict[str, Any], links: list[list[Any]]) -> Node:
@@ -159,19 +171,3 @@ def _later_options(entry: Node, declared: dict[str, tuple[str, dict[str, Any]]])
     """The inputs after the last one that the prompt sets. The page gives them the default values of its version."""
     names = list(declared)
     return names[max((names.index(name) for name in entry["inputs"]), default=-1) + 1 :]
-
-
-def _place(nodes: list[Node], links: list[list[Any]]) -> None:
-    depth = {node["id"]: 0 for node in nodes}
-    for _ in nodes:
-        for _, source, _, target, _, _ in links:
-            depth[target] = max(depth[target], depth[source] + 1)
-    bottom: dict[int, int] = {}
-    for order, node in enumerate(sorted(nodes, key=lambda n: depth[n["id"]])):
-        column = depth[node["id"]]
-        rows = len(node["inputs"]) + len(node["outputs"])
-        height = 40 + 26 * rows + EXTRA_HEIGHT.get(node["type"], 0)
-        node["pos"] = [column * (WIDTH + GAP), bottom.get(column, 0)]
-        node["size"] = [WIDTH, height]
-        node["order"] = order
-        bottom[column] = bottom.get(column, 0) + height + GAP

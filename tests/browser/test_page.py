@@ -44,7 +44,7 @@ def test_the_page_queues_the_prompt_of_the_api_format(page: "Page", page_server:
 
 
 def test_run_shows_the_finished_image(page: "Page") -> None:
-    name = "text to image (native nodes)"
+    name = "Included model, text to image (native nodes)"
     page.evaluate(OPEN, name)
     assert page.evaluate(IMAGE_SIZE) is None
     page.get_by_test_id("queue-button").first.click()
@@ -56,7 +56,7 @@ def test_run_shows_the_finished_image(page: "Page") -> None:
         page.screenshot(path=str(comfy_paths.ROOT / target))
 
 
-PARALLEL_MODEL = "text to image (Parallel Model, Z-Image)"
+PARALLEL_MODEL = "Z-Image turbo, text to image"
 PARALLEL = {"ParallelModel": "model", "ParallelVAE": "vae"}
 """The nodes that make this workflow parallel, and the input that each one passes on."""
 
