@@ -4,7 +4,7 @@ from typing import Any
 
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
-from scripts import workflow_layout
+from scripts import workflow_layout, workflow_note
 
 SIDE, MARGIN = 400, 24
 """Pixels of the square, and around what it shows."""
@@ -26,7 +26,7 @@ def draw(name: str, graph: dict[str, Any]) -> Image.Image:
     model, _, does = name.partition(", ")
     _line(pen, model, top=30, size=46, colour=TEXT)
     _line(pen, does, top=92, size=26, colour=QUIET)
-    nodes = [node for node in graph["nodes"] if node["type"] != workflow_layout.NOTE]
+    nodes = [node for node in graph["nodes"] if node["type"] != workflow_note.NOTE]
     _graph(pen, nodes, graph["links"])
     return image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
 

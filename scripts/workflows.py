@@ -8,7 +8,7 @@ import json
 import uuid
 from typing import Any
 
-from scripts import workflow_layout
+from scripts import workflow_layout, workflow_note, workflow_subgraph
 from scripts.comfy_api import Prompt
 from scripts.comfy_paths import ROOT
 
@@ -104,16 +104,13 @@ def _brought_along(name: str, options: dict[str, Any], chosen: Any) -> dict[str,
 
 
 def to_graph(name: str, prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
-    """A prompt in the web page's format, its nodes in groups, with a note under the workflow's name."""
+    """A prompt in the web page's format, its nodes in groups and a subgraph, with a note."""
     links: list[list[Any]] = []
     nodes = [_node(int(key), entry, object_info[entry["class_type"]], links) for key, entry in prompt.items()]
-    by_id = {node["id"]: node for node in nodes}
-    for link, source, slot, _, _, _ in links:
-        by_id[source]["outputs"][slot]["links"].append(link)
     content = {
         "id": str(uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(prompt, sort_keys=True))),
         "revision": 0,
-        "last_node_id": max(by_id),
+        "last_node_id": max(node["id"] for node in nodes) + 2,
         "last_link_id": len(links),
         "nodes": nodes,
         "links": links,
@@ -122,7 +119,14 @@ def to_graph(name: str, prompt: Prompt, object_info: dict[str, Any]) -> dict[str
         "extra": {},
         "version": 0.4,
     }
-    workflow_layout.place(content, name, files=_named(prompt, "models"), folders=_named(prompt, "folders"))
+    subgraph, note = content["last_node_id"] - 1, content["last_node_id"]
+    workflow_subgraph.fold(content, subgraph)
+    content["groups"] = workflow_layout.place(
+        content["nodes"], content["links"], workflow_note.WIDTH + workflow_layout.GAP
+    )
+    kinds = {entry["class_type"] for entry in prompt.values()}
+    text = workflow_note.text(name, kinds, files=_named(prompt, "models"), folders=_named(prompt, "folders"))
+    content["nodes"].append(workflow_note.node(note, text))
     return content
 
 

@@ -15,7 +15,7 @@ from scripts import comfy_paths, workflows
 from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt
 from scripts.comfy_events import Events
 from scripts.comfy_server import ComfyServer
-from scripts.workflow_layout import NOTE
+from scripts.workflow_note import NOTE
 from tests.comfyui.helpers import difference, pixels
 
 NAMES = workflows.names()
