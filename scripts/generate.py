@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-from scripts import comfy_paths, models_table, registry, settings_table, workflow_thumbnail, workflows
+from scripts import blueprint, comfy_paths, models_table, registry, settings_table, workflow_thumbnail, workflows
 from scripts.comfy_api import ComfyClient
 from scripts.comfy_server import ComfyServer
 from scripts.docs_pictures import files as pictures
@@ -49,6 +49,7 @@ def _texts(info: dict[str, Any]) -> dict[str, Any]:
 
 def write(path: Path, content: object) -> None:
     """Write a JSON file."""
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -87,6 +88,7 @@ def main() -> None:
         write(comfy_paths.ROOT / "locales" / "en" / "nodeDefs.json", english(info))
         for name in workflows.names():
             write(workflows.FOLDER / f"{name}.json", workflows.to_graph(name, workflows.api(name), info))
+        write(blueprint.FILE, blueprint.graph(info))
         write_drawings()
         if thumbnails:
             write_thumbnails(server)

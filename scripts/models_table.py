@@ -11,7 +11,8 @@ def table() -> str:
     """Return the lines of the table: a row for each file and folder of each template that needs some."""
     rows = []
     for name in workflows.names():
-        shown = name
+        comfyui = workflows.needed_comfyui(name)
+        shown = f"{name} (ComfyUI {comfyui} or newer)" if comfyui else name
         for file in workflows.needed_files(name):
             place = f"`models/{file['directory']}/{file['name']}`"
             rows.append(f"| {shown} | {place} | [{_repository(file['url'])}]({file['url']}) |")

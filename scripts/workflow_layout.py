@@ -17,7 +17,7 @@ EXTRA_HEIGHT = {
 """Pixels that a node needs beyond its slots: for its state, a text box or an image."""
 OURS = re.compile("^Parallel(Loader|Model|VAE|Layout)$")
 MODELS = re.compile("Loader(Simple|ModelOnly)?$|^ModelSampling|^CFGNorm$")
-PROMPT = re.compile("TextEncode|Prompt$|^LoadImage|^T5Tokenizer")
+PROMPT = re.compile("TextEncode|Prompt$|^LoadImage|ImageScale$|^T5Tokenizer")
 SUBGRAPH = re.compile("^[0-9a-f]{8}-[0-9a-f-]{27}$")
 """A subgraph's id is the class of the nodes that stand for it."""
 GROUPS = (

@@ -30,9 +30,12 @@ def node(node_id: int, words: str) -> Node:
     }  # fmt: skip
 
 
-def text(name: str, kinds: set[str], *, files: Files, folders: Files) -> str:
+def text(name: str, kinds: set[str], *, files: Files, folders: Files, comfyui: str) -> str:
     """What a person has to know of a workflow: its files and their folders, and what its GPUs are."""
-    lines = [f"# {name}", "", "## Files", ""]
+    lines = [f"# {name}", ""]
+    if comfyui:
+        lines += [f"Needs ComfyUI {comfyui} or newer.", ""]
+    lines += ["## Files", ""]
     for each in folders:
         lines += ["In ComfyUI's folder:", "", "```", download(each), "```", ""]
     if not files and not folders:

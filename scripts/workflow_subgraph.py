@@ -6,7 +6,7 @@ All supported versions of ComfyUI read subgraphs. The format is that of the page
 
 import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,19 +28,25 @@ SHOWN = {
 """The widgets that the node on the page shows, in order, and under which name. Those of one name are one."""
 
 
-def fold(graph: dict[str, Any], node_id: int) -> None:
-    """Put the inner nodes of a graph into a subgraph, with a node in their place.
+def fold(
+    graph: dict[str, Any], node_id: int, inside: set[int], *, title: str = TITLE, shown: Mapping[str, str] = SHOWN
+) -> None:
+    """Put nodes of a graph into a subgraph, with a node in their place.
 
     Args:
         graph: one level, whose links are lists, in the page's format.
         node_id: the number of the new node.
+        inside: the numbers of the nodes. Whatever lies between two of them is one of them.
+        title: the subgraph's name.
+        shown: see ``SHOWN``.
 
     Raises:
         ValueError: nodes that share a shown value have different ones.
     """
-    inside = inner_ids(graph)
     subgraph = _Subgraph(
         node_id=node_id,
+        title=title,
+        shown=shown,
         nodes={node["id"]: node for node in graph["nodes"] if node["id"] in inside},
         links=graph["links"],
     )
@@ -48,7 +54,7 @@ def fold(graph: dict[str, Any], node_id: int) -> None:
     graph["nodes"] = [node for node in graph["nodes"] if node["id"] not in inside]
     graph["links"] = subgraph.around
     graph["last_link_id"] = max(link[0] for link in subgraph.around)
-    definition = subgraph.definition(str(uuid.uuid5(uuid.UUID(graph["id"]), TITLE)))
+    definition = subgraph.definition(str(uuid.uuid5(uuid.UUID(graph["id"]), title)))
     graph["nodes"].append(subgraph.instance(definition["id"]))
     _lay_out(definition)
     graph["definitions"] = {"subgraphs": [definition]}
@@ -91,6 +97,8 @@ class _Subgraph:
 
     Attributes:
         node_id: the node that stands for it.
+        title: its name.
+        shown: see ``SHOWN``.
         nodes: those inside.
         links: all links before.
         inner: the links inside.
@@ -100,6 +108,8 @@ class _Subgraph:
     """
 
     node_id: int
+    title: str
+    shown: Mapping[str, str]
     nodes: dict[int, Node]
     links: list[list[Any]]
     inner: list[list[Any]] = field(default_factory=list)
@@ -123,7 +133,7 @@ class _Subgraph:
                 self.around.append([number, self.node_id, self._place(self.outputs, made), target, at, kind])
             else:
                 self.around.append(link)
-        for name in dict.fromkeys(SHOWN.values()):
+        for name in dict.fromkeys(self.shown.values()):
             self._show(name)
         count_links(self.nodes.values(), self.inner)
 
@@ -141,7 +151,7 @@ class _Subgraph:
 
     def _show(self, name: str) -> None:
         """Show a value on the node that stands for this: one input leads to the widgets of all nodes that have it."""
-        ends = [(node, at) for node, at in self._widgets() if SHOWN.get(node["inputs"][at]["name"]) == name]
+        ends = [(node, at) for node, at in self._widgets() if self.shown.get(node["inputs"][at]["name"]) == name]
         if not ends:
             return
         values = {value_of(node, at) for node, at in ends}
@@ -185,7 +195,7 @@ class _Subgraph:
             },
             "revision": 0,
             "config": {},
-            "name": TITLE,
+            "name": self.title,
             "inputNode": {"id": INPUTS},
             "outputNode": {"id": OUTPUTS},
             "inputs": [_end(key, "input", slot) for slot in self.inputs.values()],
@@ -207,7 +217,7 @@ class _Subgraph:
         outputs = [{"name": slot["name"], "type": slot["type"], "links": []} for slot in self.outputs.values()]
         return {
             "id": self.node_id, "type": key, "flags": {}, "mode": 0, "inputs": inputs, "outputs": outputs,
-            "title": TITLE, "properties": {}, "widgets_values": [],
+            "title": self.title, "properties": {}, "widgets_values": [],
         }  # fmt: skip
 
 

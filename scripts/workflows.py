@@ -40,6 +40,16 @@ def needed_folders(name: str) -> list[dict[str, str]]:
     return _named(api(name), "folders")
 
 
+def needed_comfyui(name: str) -> str:
+    """The oldest ComfyUI that has a workflow's model, such as ``0.30``; empty where all supported ones do."""
+    return _comfyui(api(name))
+
+
+def needed_release(name: str) -> tuple[int, ...]:
+    """``needed_comfyui`` as numbers that can be compared; none where all supported versions will do."""
+    return tuple(int(part) for part in needed_comfyui(name).split(".") if part)
+
+
 def needs_download(name: str) -> bool:
     """Whether a workflow needs more than the checkpoint that is included."""
     return bool(needed_files(name) or needed_folders(name))
@@ -49,6 +59,10 @@ def _named(prompt: Prompt, kind: str) -> list[dict[str, str]]:
     """What a prompt's nodes need of a kind. What two of them load is there once."""
     found = [each for node in prompt.values() for each in node.get("_meta", {}).get(kind, [])]
     return list({(each["directory"], each["name"]): each for each in found}.values())
+
+
+def _comfyui(prompt: Prompt) -> str:
+    return "".join(node.get("_meta", {}).get("comfyui", "") for node in prompt.values())
 
 
 def graph(name: str) -> dict[str, Any]:
@@ -88,6 +102,24 @@ def with_options(prompt: Prompt, object_info: dict[str, Any]) -> Prompt:
     }
 
 
+def flat(prompt: Prompt) -> Prompt:
+    """A prompt whose nodes in subgraphs, such as ``12:5``, have the numbers that they have in the subgraph."""
+    return {
+        _last(key): {
+            "class_type": entry["class_type"],
+            "inputs": {
+                name: [_last(value[0]), value[1]] if isinstance(value, list) else value
+                for name, value in entry["inputs"].items()
+            },
+        }
+        for key, entry in prompt.items()
+    }
+
+
+def _last(key: str) -> str:
+    return key.rpartition(":")[2]
+
+
 def _defaults(info: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     widgets = {name: options for name, (kind, options) in declared_inputs(info).items() if is_widget(kind, options)}
     defaults = {name: options["default"] for name, options in widgets.items() if "default" in options}
@@ -105,12 +137,28 @@ def _brought_along(name: str, options: dict[str, Any], chosen: Any) -> dict[str,
 
 def to_graph(name: str, prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
     """A prompt in the web page's format, its nodes in groups and a subgraph, with a note."""
+    content = flat_graph(prompt, object_info)
+    content["last_node_id"] += 2
+    subgraph, note = content["last_node_id"] - 1, content["last_node_id"]
+    workflow_subgraph.fold(content, subgraph, workflow_subgraph.inner_ids(content))
+    left = workflow_note.WIDTH + workflow_layout.GAP
+    content["groups"] = workflow_layout.place(content["nodes"], content["links"], left)
+    kinds = {entry["class_type"] for entry in prompt.values()}
+    text = workflow_note.text(
+        name, kinds, files=_named(prompt, "models"), folders=_named(prompt, "folders"), comfyui=_comfyui(prompt)
+    )
+    content["nodes"].append(workflow_note.node(note, text))
+    return content
+
+
+def flat_graph(prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
+    """A prompt in the web page's format, its nodes without places."""
     links: list[list[Any]] = []
     nodes = [_node(int(key), entry, object_info[entry["class_type"]], links) for key, entry in prompt.items()]
-    content = {
+    return {
         "id": str(uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(prompt, sort_keys=True))),
         "revision": 0,
-        "last_node_id": max(node["id"] for node in nodes) + 2,
+        "last_node_id": max(node["id"] for node in nodes),
         "last_link_id": len(links),
         "nodes": nodes,
         "links": links,
@@ -119,15 +167,6 @@ def to_graph(name: str, prompt: Prompt, object_info: dict[str, Any]) -> dict[str
         "extra": {},
         "version": 0.4,
     }
-    subgraph, note = content["last_node_id"] - 1, content["last_node_id"]
-    workflow_subgraph.fold(content, subgraph)
-    content["groups"] = workflow_layout.place(
-        content["nodes"], content["links"], workflow_note.WIDTH + workflow_layout.GAP
-    )
-    kinds = {entry["class_type"] for entry in prompt.values()}
-    text = workflow_note.text(name, kinds, files=_named(prompt, "models"), folders=_named(prompt, "folders"))
-    content["nodes"].append(workflow_note.node(note, text))
-    return content
 
 
 def _node(node_id: int, entry: Node, info: dict[str, Any], links: list[list[Any]]) -> Node:

@@ -5,41 +5,21 @@ import subprocess
 import sys
 import urllib.parse
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
 
 from parallel_backend.layout.parallel_layout import AXES
-from scripts import comfy_paths, workflows
-from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt
+from scripts import comfy_paths, official_templates, workflows
+from scripts.comfy_api import ComfyClient, ExecutionFailed
 from scripts.comfy_events import Events
 from scripts.comfy_server import ComfyServer
-from scripts.workflow_note import NOTE
 from tests.comfyui.helpers import difference, pixels
 
 NAMES = workflows.names()
 VARIANTS = ("native nodes", "ParallelSampler")
 EXTENSION = "comfyui-parallel-dit"
-
-
-def to_api(graph: dict[str, Any], object_info: dict[str, Any]) -> Prompt:
-    """Convert a graph to the prompt that the web page would queue: widget values by position, links by number."""
-    links = {link[0]: [str(link[1]), link[2]] for link in graph["links"]}
-    prompt: Prompt = {}
-    for node in graph["nodes"]:
-        if node["type"] == NOTE:  # the page keeps it to itself
-            continue
-        inputs = {slot["name"]: links[slot["link"]] for slot in node["inputs"] if slot["link"] is not None}
-        values = iter(node["widgets_values"])
-        for name, (kind, options) in workflows.declared_inputs(object_info[node["type"]]).items():
-            if workflows.is_widget(kind, options):
-                inputs.setdefault(name, next(values, cast(Any, options.get("default"))))
-                if options.get("control_after_generate"):
-                    next(values)
-        assert next(values, None) is None, f"{node['type']} has more values than widgets"
-        prompt[str(node["id"])] = {"class_type": node["type"], "inputs": inputs}
-    return prompt
 
 
 def test_every_kind_has_a_workflow_for_each_variant() -> None:
@@ -78,8 +58,8 @@ def test_graph_converts_to_the_stored_api_prompt(client: ComfyClient, name: str)
     info = client.object_info()
     if lacking := {node["class_type"] for node in workflows.api(name).values()} - info.keys():
         pytest.skip(f"this version of ComfyUI has no {', '.join(sorted(lacking))}")
-    queued = to_api(workflows.graph(name), info)
-    assert workflows.with_options(queued, info) == workflows.with_options(workflows.api(name), info)
+    queued = official_templates.prompt_of(workflows.graph(name), lambda kind: info[kind])
+    assert workflows.with_options(workflows.flat(queued), info) == workflows.with_options(workflows.api(name), info)
 
 
 def test_templates_browser_lists_every_workflow_with_a_thumbnail(client: ComfyClient) -> None:
