@@ -15,11 +15,6 @@ NOTE = "MarkdownNote"
 WIDTH = 460
 """Pixels, with the room to what stands beside it."""
 
-VALUES = (
-    f"Size, seed and steps are on *{SUBGRAPH}*. It is a subgraph: the button in its upper right corner opens it, and "
-    "shows what is inside."
-)
-
 
 def node(node_id: int, words: str) -> Node:
     """The node of a note."""
@@ -30,8 +25,17 @@ def node(node_id: int, words: str) -> Node:
     }  # fmt: skip
 
 
-def text(name: str, kinds: set[str], *, files: Files, folders: Files, comfyui: str) -> str:
-    """What a person has to know of a workflow: its files and their folders, and what its GPUs are."""
+def text(name: str, kinds: set[str], *, files: Files, folders: Files, comfyui: str, values: Sequence[str]) -> str:
+    """What a person has to know of a workflow.
+
+    Args:
+        name: its name.
+        kinds: the classes of its nodes.
+        files: those that it loads.
+        folders: in diffusers layout, those that it loads.
+        comfyui: the oldest version that has the model; empty for all.
+        values: what its subgraph's node shows; none without a subgraph.
+    """
     lines = [f"# {name}", ""]
     if comfyui:
         lines += [f"Needs ComfyUI {comfyui} or newer.", ""]
@@ -45,7 +49,8 @@ def text(name: str, kinds: set[str], *, files: Files, folders: Files, comfyui: s
         lines += [f"- [{file['name']}]({file['url']})" for file in files if file["directory"] == folder]
         lines += [""]
     lines += ["## GPUs", "", _of_gpus(kinds)]
-    lines += ["", "## Values", "", VALUES]
+    if values:
+        lines += ["", "## Values", "", _of_values(values)]
     if "LoadImage" in kinds:
         lines += ["", "Choose your picture in *Load Image*."]
     return "\n".join(lines)
@@ -54,6 +59,14 @@ def text(name: str, kinds: set[str], *, files: Files, folders: Files, comfyui: s
 def download(folder: dict[str, str]) -> str:
     """The command that brings a folder, to run in ComfyUI's folder."""
     return f"hf download {folder['repository']} --local-dir models/{folder['directory']}/{folder['name']}"
+
+
+def _of_values(values: Sequence[str]) -> str:
+    names = ", ".join(f"`{value}`" for value in values)
+    return (
+        f"On *{SUBGRAPH}*: {names}. It is a subgraph: the button in its upper right corner opens it, and shows what is "
+        "inside."
+    )
 
 
 def _of_gpus(kinds: set[str]) -> str:

@@ -136,18 +136,23 @@ def _brought_along(name: str, options: dict[str, Any], chosen: Any) -> dict[str,
 
 
 def to_graph(name: str, prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
-    """A prompt in the web page's format, its nodes in groups and a subgraph, with a note."""
+    """A prompt in the web page's format, its nodes in groups, with a note.
+
+    Most of it is in a subgraph, but for the included model: its five nodes show how the ways to sample differ.
+    """
     content = flat_graph(prompt, object_info)
-    content["last_node_id"] += 2
-    subgraph, note = content["last_node_id"] - 1, content["last_node_id"]
-    workflow_subgraph.fold(content, subgraph, workflow_subgraph.inner_ids(content))
+    files, folders = _named(prompt, "models"), _named(prompt, "folders")
+    values: list[str] = []
+    if files or folders:
+        content["last_node_id"] += 1
+        workflow_subgraph.fold(content, content["last_node_id"], workflow_subgraph.inner_ids(content))
+        values = [slot["name"] for slot in content["nodes"][-1]["inputs"] if "widget" in slot]
+    content["last_node_id"] += 1
     left = workflow_note.WIDTH + workflow_layout.GAP
     content["groups"] = workflow_layout.place(content["nodes"], content["links"], left)
     kinds = {entry["class_type"] for entry in prompt.values()}
-    text = workflow_note.text(
-        name, kinds, files=_named(prompt, "models"), folders=_named(prompt, "folders"), comfyui=_comfyui(prompt)
-    )
-    content["nodes"].append(workflow_note.node(note, text))
+    text = workflow_note.text(name, kinds, files=files, folders=folders, comfyui=_comfyui(prompt), values=values)
+    content["nodes"].append(workflow_note.node(content["last_node_id"], text))
     return content
 
 

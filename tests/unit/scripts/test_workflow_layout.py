@@ -31,14 +31,15 @@ def box_of(node: dict[str, Any]) -> Box:
 
 
 def levels(name: str) -> list[dict[str, Any]]:
-    """The page and its one subgraph."""
+    """The page, and its subgraph if it has one."""
     graph = workflows.graph(name)
-    (subgraph,) = graph["definitions"]["subgraphs"]
-    return [graph, subgraph]
+    return [graph, *graph.get("definitions", {}).get("subgraphs", [])]
 
 
-@pytest.mark.parametrize("level", [0, 1])
-@pytest.mark.parametrize("name", NAMES)
+LEVELS = [(name, level) for name in NAMES for level in range(len(levels(name)))]
+
+
+@pytest.mark.parametrize(("name", "level"), LEVELS)
 def test_nothing_lies_over_anything(name: str, level: int) -> None:
     graph = levels(name)[level]
     for one, other in combinations(graph["nodes"], 2):
@@ -47,8 +48,7 @@ def test_nothing_lies_over_anything(name: str, level: int) -> None:
         assert not overlap(box(*one["bounding"]), box(*other["bounding"])), (one["title"], other["title"])
 
 
-@pytest.mark.parametrize("level", [0, 1])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "level"), LEVELS)
 def test_each_node_is_in_its_group_and_the_note_in_none(name: str, level: int) -> None:
     graph = levels(name)[level]
     groups = {group["title"]: box(*group["bounding"]) for group in graph["groups"]}
@@ -81,6 +81,10 @@ def test_the_note_names_every_file_with_its_folder_and_address(name: str) -> Non
         assert f"- [{file['name']}]({file['url']})" in text[begin:].split("In `", 2)[0]
     for folder in workflows.needed_folders(name):
         assert workflow_note.download(folder) in text
+    for subgraph in levels(name)[1:]:
+        numbers = [slot["name"] for slot in subgraph["inputs"] if slot["type"] in ("INT", "FLOAT")]
+        shown = ", ".join(f"`{number}`" for number in numbers)
+        assert f"On *{subgraph['name']}*: {shown}." in text
     assert ("Nothing to download" in text) != workflows.needs_download(name)
 
 

@@ -8,7 +8,7 @@ from scripts import blueprint, workflow_subgraph, workflows
 from scripts.workflow_layout import group_of
 from scripts.workflow_subgraph import INPUTS, OUTPUTS
 
-NAMES = workflows.names()
+NAMES = [name for name in workflows.names() if workflows.needs_download(name)]
 GRAPHS = [*NAMES, blueprint.NAME]
 
 
@@ -34,6 +34,13 @@ def test_people_see_models_gpus_prompts_and_results_and_the_rest_is_inside(name:
     assert not any(group_of(kind) in ("Several GPUs", "Models", "Prompt") for kind in inside)
     assert any("Sampler" in kind for kind in inside)
     assert any("VAEDecode" in kind for kind in inside)
+
+
+def test_the_included_model_shows_its_sampler() -> None:
+    for name in set(workflows.names()) - set(NAMES):
+        graph = workflows.graph(name)
+        assert "definitions" not in graph
+        assert len([node for node in graph["nodes"] if node["type"] in ("KSampler", "ParallelSampler")]) == 1
 
 
 @pytest.mark.parametrize("name", GRAPHS)
