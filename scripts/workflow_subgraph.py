@@ -229,7 +229,7 @@ def _end(key: str, side: str, slot: Node) -> Node:
 
 def value_of(node: Node, at: int) -> Any:
     """The value of the widget of an input. A seed has another value behind its own."""
-    values = iter(node["widgets_values"])
+    value, values = None, iter(node["widgets_values"])
     for slot in node["inputs"][: at + 1]:
         if "widget" in slot:
             value = next(values)
