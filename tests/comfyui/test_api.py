@@ -16,7 +16,7 @@ NODES = (
     "ParallelOpenSora2Prompt", "ParallelOpenSora2Video",
     "ParallelOpenSora2Sampling", "ParallelOpenSora2Guider",
 )  # fmt: skip
-LANGUAGES = ("en", "zh")
+LANGUAGES = ("en", "zh", "ja", "ko")
 NAMES = {*SAMPLERS, "ulysses", "cfg", "auto", "diffusers"}
 """Code words that look like ordinary words."""
 
