@@ -14,6 +14,7 @@ import pytest
 import torch
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from helpers.inside_fixtures import ksampler, native_case, parallel_sampler
+from helpers.native_vaes import randomize
 from natives import CASES
 from safetensors.torch import save_file
 
@@ -25,13 +26,12 @@ SIDE = 8
 
 def decoder_for(latent_format: Any) -> dict[str, torch.Tensor]:
     """Return random weights of the small decoder that ComfyUI would look for."""
-    torch.manual_seed(3)
     channels = latent_format.latent_channels
     if "tae" in latent_format.taesd_decoder_name and latent_format.latent_dimensions == 3:
-        weights = comfy.taesd.taehv.TAEHV(latent_channels=channels).state_dict()
+        module: Any = comfy.taesd.taehv.TAEHV(latent_channels=channels)
     else:
-        weights = comfy.taesd.taesd.Decoder(latent_channels=channels).state_dict()
-    return {name: tensor.contiguous() for name, tensor in weights.items()}
+        module = comfy.taesd.taesd.Decoder(latent_channels=channels)
+    return {name: tensor.contiguous() for name, tensor in randomize(module).state_dict().items()}
 
 
 @pytest.fixture(params=FAMILIES)
