@@ -29,7 +29,7 @@ PLAIN = {"Comfy.Graph.CanvasInfo": False, "Comfy.Minimap.Visible": False, "Paral
 """Settings of a page without what is not ours."""
 SET = "([id, value]) => window.app.extensionManager.setting.set(id, value)"
 FIT = "() => window.app.extensionManager.command.execute('Comfy.Canvas.FitView')"
-RED = """() => window.app.graph._nodes.filter((node) => node.has_errors || node.type === undefined).map((node) => node.title)"""
+RED = "() => window.app.graph._nodes.filter((node) => node.has_errors || !node.type).map((node) => node.title)"
 LAYOUTS = """() => {
     const add = (type, x, y) => {
         const node = window.LiteGraph.createNode(type)
