@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NATIVE, OURS = "text to image (native nodes)", "text to image (ParallelSampler)"
 SAMPLERS = {NATIVE: "KSampler", OURS: "ParallelSampler"}
-PATIENCE = 240_000
+PATIENCE = 600_000
 NODE = "window.app.graph._nodes.find((node) => node.type === type)"
 SET = f"([type, name, value]) => {{ {NODE}.widgets.find((each) => each.name === name).value = value }}"
 BADGES = f"""(type) => ({NODE}.badges ?? []).map((each) => (typeof each === "function" ? each() : each).text)"""

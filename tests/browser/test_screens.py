@@ -18,8 +18,8 @@ from tests.browser.test_panel_looks import open_panel
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = pytest.mark.newest
-PATIENCE = 240_000
+pytestmark = [pytest.mark.newest, pytest.mark.timeout(1800)]
+PATIENCE = 600_000
 NATIVE = "text to image (native nodes)"
 TEMPLATES = {
     "template-z-image": "text to image (Parallel Model, Z-Image)",

@@ -14,7 +14,7 @@ from scripts import install
 from scripts.comfy_paths import ROOT
 
 INSIDE = ROOT / "tests" / "inside_comfyui"
-DEADLINE = 400.0
+DEADLINE = 900.0
 EXTENSION = """import sys
 
 sys.path.append({inside!r})
