@@ -151,4 +151,11 @@ export default {
   "contact.templates": "Templates",
   "contact.close": "Close",
   "badge.step": "{seconds} s a step",
+  "devices.gpu": "{value} ({name})",
+  "devices.gpus": "{value} ({count} GPUs)",
+  "devices.process": "{value} (one CPU process)",
+  "devices.processes": "{value} ({count} CPU processes)",
+  "devices.other": "Other …",
+  "devices.title": "Devices",
+  "devices.ask": "Write all, or a list such as 0,1. With several machines, 0@name is GPU 0 of the machine with that name.",
 };

@@ -151,4 +151,11 @@ export default {
   "contact.templates": "模板",
   "contact.close": "关闭",
   "badge.step": "每步 {seconds} 秒",
+  "devices.gpu": "{value}（{name}）",
+  "devices.gpus": "{value}（{count} 个 GPU）",
+  "devices.process": "{value}（一个 CPU 进程）",
+  "devices.processes": "{value}（{count} 个 CPU 进程）",
+  "devices.other": "其他…",
+  "devices.title": "设备",
+  "devices.ask": "填写 all，或 0,1 这样的列表。有多台机器时，0@名称 表示该机器的 GPU 0。",
 };
