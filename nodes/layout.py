@@ -6,7 +6,8 @@ from comfy_api.latest import io
 from typing_extensions import override
 
 from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.layout.parallel_layout import AXES, STALE, ParallelLayout, parse_balance
+from ..parallel_backend.layout.balance import parse_balance
+from ..parallel_backend.layout.parallel_layout import AXES, STALE, ParallelLayout
 from .bridges.given_numbers import as_int
 
 LayoutType = io.Custom("PARALLEL_LAYOUT")
@@ -122,5 +123,5 @@ def _layout(
     """
     return ParallelLayout(
         **degrees, shard_weights=shard_weights, stale="" if stale == OFF else stale, patches=patches, warmup=warmup,
-        balance=parse_balance(balance),
+        **parse_balance(balance),
     )  # fmt: skip

@@ -10,6 +10,7 @@ from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..denoiser.plan import DenoisingPlan
 from ..layout.choice import sharing
 from ..layout.parallel_layout import ParallelLayout
+from ..layout.split import Split
 from ..loading.components import ComponentCache
 from ..loading.load import transformer_bytes
 from ..loading.offload_plan import PartSizes, with_slack
@@ -98,7 +99,7 @@ def _taken(sizes: PartSizes, layout: ParallelLayout) -> int:
     """Estimate what a rank holds of the weights. What the ranks decide before they load is exact."""
     if layout.shard_weights:
         return sizes.shared_by(layout.sequence)
-    return sizes.outside + sum(sizes.blocks) // layout.tensor
+    return sizes.outside + int(sum(sizes.blocks) * Split.of(layout).largest_cut())
 
 
 def _work(plan: DenoisingPlan, checkpoint: Checkpoint, dtype: torch.dtype) -> int:

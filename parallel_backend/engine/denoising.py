@@ -183,6 +183,7 @@ class Denoising:
         mesh = self.meshes.get(plan.layout.cut)
         if mesh is None:
             return
+        plan = replace(plan, layout=replace(plan.layout, balance=mesh.layout.balance))  # it may have been measured
         kernel = self._kernel(plan, mesh)
         self.components.transformers.agree(mesh)
         plans: dict[str, PlannedTransformer] = {}
