@@ -83,7 +83,8 @@ class Autoencoding:
             return {}
         if self.own_tiles:
             return self._run_on(together, device)
-        if not self.tiles and together.all_ranks.size == ranks and self.chunks.keep_busy(ranks):
+        alike = len(set(self._split(ranks).speeds)) == 1  # chunks of time are too few for shares by speed
+        if not self.tiles and together.all_ranks.size == ranks and alike and self.chunks.keep_busy(ranks):
             with suppress(NoRoom):  # a rank would have room for a part of each frame
                 return self._run_on(together, device, self._by_time)
         # Ranks may differ in whether they know that this VAE cannot be split. Rank 0 took part in all requests.
@@ -137,10 +138,12 @@ class Autoencoding:
             kind, self.vae.config, pixels=pixels, frames=frames, encode=encodes, itemsize=self.dtype.itemsize
         )
 
+    def _split(self, ranks: int) -> Split:
+        return Split.of(self.request.message.model.layout or ParallelLayout(ring=ranks))
+
     def _rows(self, axis: Axis) -> Partition:
         """Split the rows of the latent over ranks by their speeds, if the layout gives them."""
-        layout = self.request.message.model.layout or ParallelLayout(ring=axis.size)
-        return Split.of(layout).rows(self.height, axis.size)
+        return self._split(axis.size).rows(self.height, axis.size)
 
     def _whole(self, module: Any, mesh: RankMesh, device: torch.device) -> Tensor:
         tensor = self.request.tensors[self.input] if self.request.tensors else None

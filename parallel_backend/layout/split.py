@@ -39,6 +39,11 @@ class Split:
         """By what the ranks along each axis share."""
         return weights_of(self.layout)
 
+    @cached_property
+    def speeds(self) -> tuple[float, ...]:
+        """Relative speed of each rank; 1 for each if the layout gives none."""
+        return by_rank(self.layout)
+
     @property
     def stages(self) -> tuple[float, ...]:
         """Relative speeds of the stages of ``pipe``, by which the blocks are cut."""
@@ -86,4 +91,4 @@ class Split:
 
     def rows(self, height: int, ranks: int) -> Partition:
         """Split the rows of a picture over the first ``ranks`` ranks. Each gets at least one."""
-        return Partition.weighted(height, by_rank(self.layout)[:ranks], least=1)
+        return Partition.weighted(height, self.speeds[:ranks], least=1)
