@@ -14,6 +14,8 @@ from .partition import Partition
 from .speeds import AxisWeights, by_rank, weights_of
 from .stream_partition import StreamPartition
 
+_LESS = 0.99
+"""What counts as less than an even share."""
 _KEPT = 256
 """Splits that are kept. Layouts come from requests, so there could be any number."""
 
@@ -92,3 +94,18 @@ class Split:
     def rows(self, height: int, ranks: int) -> Partition:
         """Split the rows of a picture over the first ``ranks`` ranks. Each gets at least one."""
         return Partition.weighted(height, self.speeds[:ranks], least=1)
+
+    @cached_property
+    def note(self) -> str:
+        """Which ranks get less than an even share of their row, for people; "" if none does, or they are stages."""
+        if self.layout.pipe > 1:
+            return ""
+        even, less = 1 / self.layout.shares_row, dict[str, list[str]]()
+        for rank in range(self.layout.ranks):
+            place = self.layout.coordinates(rank)
+            tokens = self.weights.tokens[place["sequence"]] / sum(self.weights.tokens)
+            share = tokens * self.cut_share(place["tensor"])
+            if share < _LESS * even:
+                less.setdefault(f"{share:.0%}", []).append(str(rank))
+        parts = [f"rank{'s' * (len(ranks) > 1)} {' and '.join(ranks)}: {share}" for share, ranks in less.items()]
+        return f"less than an even share of {even:.0%} for {', '.join(parts)}, by their speeds" if parts else ""

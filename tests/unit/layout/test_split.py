@@ -104,3 +104,20 @@ def test_measured_speeds_balance_what_adapts_to_them():
 def test_a_layout_has_one_split():
     assert split("ring=2 balance=2:1") is split("ring=2 balance=2:1")
     assert str(split("ring=2 balance=2:1/3:1").layout) == "ring=2 balance=2:1/3:1"
+
+
+@pytest.mark.parametrize(
+    ("layout", "note"),
+    [
+        ("ring=3 balance=1:1:0.5", "less than an even share of 33% for rank 2: 20%, by their speeds"),
+        ("cfg=2 ulysses=2 balance=3:1", "less than an even share of 50% for ranks 1 and 3: 25%, by their speeds"),
+        ("ulysses=2 tensor=2 balance=4:2:2:1",
+         "less than an even share of 25% for ranks 1 and 2: 22%, rank 3: 11%, by their speeds"),
+        ("ring=2 stale=none balance=1:3", "less than an even share of 50% for rank 0: 25%, by their speeds"),
+        ("ulysses=2 balance=2:2", ""),
+        ("cfg=2 ulysses=2", ""),
+        ("pipe=2 balance=2:1", ""),
+    ],
+)  # fmt: skip
+def test_it_says_who_gets_less_than_an_even_share(layout, note):
+    assert split(layout).note == note
