@@ -83,10 +83,6 @@ class Split:
         """Split groups of heads with their layers, by place on ``tensor``. Each gets at least one, if it can."""
         return Partition.weighted(groups, self.weights.cut_heads, least=int(groups >= self.layout.tensor))
 
-    def largest_cut(self) -> float:
-        """Return the largest share of the layers that a place on ``tensor`` has."""
-        return max(self.cut_share(place) for place in range(self.layout.tensor))
-
     def cut_share(self, place: int) -> float:
         """Return the share of the layers at a place on ``tensor``."""
         return self.weights.columns[place] / sum(self.weights.columns)
