@@ -188,7 +188,7 @@ def test_auto_lets_the_ranks_share_weights_that_fit_no_device(pools, checkpoints
 
 
 def test_auto_gives_a_device_with_less_room_less_of_the_weights(pools, checkpoints, limit):
-    """Half of the weights would not fit on the second, whose room is a third of the first's, and all of them nowhere."""
+    """Half of the weights would not fit on the second, whose room is half of the first's, and all of them nowhere."""
     sizes = tiny.Tiny(heads=4, layers=4, seed=12)
     path = checkpoints(heads=4, layers=4, seed=12)
     (whole, _), work = sizes_of(sizes), 2 * forward_work(path)
