@@ -136,10 +136,12 @@ class ParallelLayout:
                 raise InvalidRequest(
                     f"layout {self._format_balance()} has {len(speeds)} speeds and {what}={count}: give one for each"
                 )
-        if self.attention_balance and (self.adapts or not self.balance):
+        shares_attention = not self.adapts and max(self.ulysses, self.dsp, self.tensor) > 1
+        if self.attention_balance and not (self.balance and shares_attention):
             raise InvalidRequest(
-                f'layout "{self}": only ranks of an exact layout without pipe have speeds of their own in attention; '
-                f"leave out what follows the slash, and give balance={self._first_speeds()}"
+                f'layout "{self}": only the ranks of ulysses, dsp and tensor in an exact layout without pipe share '
+                f"heads or frames by speeds of their own; leave out what follows the slash, as in "
+                f"balance={self._first_speeds()}"
             )
 
     @property

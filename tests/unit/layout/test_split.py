@@ -103,7 +103,7 @@ def test_measured_speeds_balance_what_adapts_to_them():
 
 def test_a_layout_has_one_split():
     assert split("ring=2 balance=2:1") is split("ring=2 balance=2:1")
-    assert str(split("ring=2 balance=2:1/3:1").layout) == "ring=2 balance=2:1/3:1"
+    assert str(split("ulysses=2 balance=2:1/3:1").layout) == "ulysses=2 balance=2:1/3:1"
 
 
 @pytest.mark.parametrize(
