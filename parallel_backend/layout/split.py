@@ -88,8 +88,8 @@ class Split:
         return self.weights.columns[place] / sum(self.weights.columns)
 
     def rows(self, height: int, ranks: int) -> Partition:
-        """Split the rows of a picture over the first ``ranks`` ranks. Each gets at least one."""
-        return Partition.weighted(height, self.speeds[:ranks], least=1)
+        """Split the rows of a picture over the first ``ranks`` ranks. Each gets at least one, if it can."""
+        return Partition.weighted(height, self.speeds[:ranks], least=int(height >= ranks))
 
     @cached_property
     def note(self) -> str:
