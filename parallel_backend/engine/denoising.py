@@ -238,8 +238,8 @@ class Denoising:
 
     def _report(self, step_done: Callable[[], str], progress: Progress, extra: Mapping[str, Tensor]) -> None:
         """Report progress, streaming of blocks, ranks with less than a share, and notes about other machines."""
-        shares = self._denoiser.plan.split.note if self._denoiser else ""
-        notes = (self.components.transformers.note, shares, step_done())
+        assert self._denoiser
+        notes = (self.components.transformers.note, self._denoiser.plan.split.note, step_done())
         self.request.report(replace(progress, note="; ".join(filter(None, notes))), extra)
 
     def _kernel(self, plan: DenoisingPlan, mesh: RankMesh) -> Kernel:
