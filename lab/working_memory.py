@@ -123,7 +123,7 @@ def transformer_factor(class_name: str, dtype: torch.dtype = torch.bfloat16) -> 
             state = part.embed(inputs)
             tokens = sum(stream.shape[0] * stream.shape[1] for stream in state.streams.values())
             lengths = {name: stream.shape[1] for name, stream in state.streams.items()}
-            view = FullView(mesh, [TokenSplit.weighted(lengths, mesh.sequence, [1.0])])
+            view = FullView(mesh, [TokenSplit.even(lengths, mesh.sequence)])
             with routed(view.routes(part, 0, state, KERNELS["sdpa"])):
                 state = part.run(state)
             part.head(state)

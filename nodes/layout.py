@@ -6,7 +6,8 @@ from comfy_api.latest import io
 from typing_extensions import override
 
 from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.layout.parallel_layout import AXES, STALE, ParallelLayout, parse_balance
+from ..parallel_backend.layout.balance import parse_balance
+from ..parallel_backend.layout.parallel_layout import AXES, STALE, ParallelLayout
 from .bridges.given_numbers import as_int
 
 LayoutType = io.Custom("PARALLEL_LAYOUT")
@@ -37,8 +38,9 @@ STALE_TOOLTIP = (
     "previous and none are approximate."
 )
 BALANCE_TOOLTIP = (
-    "Relative speeds of the ranks of pipe, or of a stale ring, for example 2:1 if the first is twice as fast. The work "
-    "is divided in this ratio. Empty: measured."
+    "Relative speeds of the ranks that share a picture by ring, ulysses, dsp and tensor, or of those of pipe, for "
+    "example 2:1 if the first is twice as fast. The work is divided in this ratio, exactly. 2:1/3:1 if attention is "
+    "three times as fast there. Empty: equal shares; pipe and a stale ring measure."
 )
 DSP_TOOLTIP = (
     "Ranks that share the tokens of the image and exchange whole frames, in models whose frames attend only to "
@@ -136,5 +138,5 @@ def _layout(
     """
     return ParallelLayout(
         **degrees, shard_weights=shard_weights, stale="" if stale == OFF else stale, patches=patches, warmup=warmup,
-        balance=parse_balance(balance),
+        **parse_balance(balance),
     )  # fmt: skip

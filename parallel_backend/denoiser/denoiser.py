@@ -58,11 +58,9 @@ class Denoiser:
         self._changing = {*plan.latents[0], TIMESTEP}
         self._batches: list[list[int]] | None = None
         self.boundary = stage_boundary.StageBoundary(mesh.axes["pipe"], mesh.pipe_links or ())
-        weights = [1.0] * mesh.sequence.size
-        if plan.layout.stale:
-            weights = [speed for speed in mesh.speeds("ring") for _ in range(plan.layout.ulysses)]
         self._splits = [
-            TokenSplit.weighted(extent.streams, mesh.sequence, weights, extent.whole) for extent in plan.extents
+            TokenSplit(axis=mesh.sequence, streams=plan.split.streams(extent.streams), whole=extent.whole)
+            for extent in plan.extents
         ]
         self.full_view = FullView(mesh, self._splits, trials)
         self._routes: dict[tuple[int, int], list[Route]] = {}

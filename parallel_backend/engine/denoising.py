@@ -201,6 +201,7 @@ class Denoising:
         mesh = self.meshes.get(plan.layout.cut)
         if mesh is None:
             return
+        plan = replace(plan, layout=replace(plan.layout, balance=mesh.layout.balance))  # it may have been measured
         kernel = self._kernel(plan, mesh)
         self.components.transformers.agree(mesh)
         plans: dict[str, PlannedTransformer] = {}
@@ -253,8 +254,9 @@ class Denoising:
         return self.elsewhere.loop(denoiser.plan.layout, chosen=self.request.message.model.layout is None)
 
     def _report(self, step_done: Callable[[], str], progress: Progress, extra: Mapping[str, Tensor]) -> None:
-        """Report progress, streaming of blocks, and notes about other machines."""
-        notes = (self.components.transformers.note, step_done())
+        """Report progress, streaming of blocks, ranks with less than a share, and notes about other machines."""
+        assert self._denoiser
+        notes = (self.components.transformers.note, self._denoiser.plan.split.note, step_done())
         self.request.report(replace(progress, note="; ".join(filter(None, notes))), extra)
 
     def _kernel(self, plan: DenoisingPlan, mesh: RankMesh) -> Kernel:

@@ -125,7 +125,7 @@ _LAYOUTS: Refused = {
     "stale": (_layout(stale="x"), "leave it out to stay exact"),
     "speed": (_layout(pipe=2, balance=[0.0, 1.0]), "balance"),
     "combination": (_layout(shard_weights=True), "shares the weights among the ranks that split tokens"),
-    "balance": (_layout(ulysses=2, balance=[1.0, 2.0]), "leave it out, or raise pipe"),
+    "balance": (_layout(cfg=2, balance=[1.0, 2.0]), "leave it out, or raise ulysses"),
     "speeds": (_layout(pipe=2, balance=[1.0]), "balance"),
 }
 HEADERS: Refused = _JSON | _SHAPES | _NAMES | _MODELS | _LAYOUTS
