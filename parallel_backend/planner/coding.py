@@ -1,5 +1,6 @@
 """Seconds of a VAE's decode, by its own layers on the meta device."""
 
+import json
 import math
 from collections.abc import Mapping
 from functools import cache
@@ -22,7 +23,7 @@ def decode_seconds(prompt: Prompt, hardware: Hardware, ranks: int) -> float | No
     model = prompt.model
     if not model.vae:
         return None
-    found = _counted(model.vae, tuple(sorted(model.vae_config.items(), key=str)), len(prompt.size) == 3)
+    found = _counted(model.vae, json.dumps(dict(model.vae_config), sort_keys=True), len(prompt.size) == 3)
     if found is None:
         return None
     first, each = found
@@ -36,11 +37,11 @@ def decode_seconds(prompt: Prompt, hardware: Hardware, ranks: int) -> float | No
 
 
 @cache
-def _counted(name: str, config: tuple[tuple[str, Any], ...], video: bool) -> tuple[Work, Work] | None:
+def _counted(name: str, config: str, video: bool) -> tuple[Work, Work] | None:
     """Return what a first latent frame takes, and each further one; None if the VAE does not run without numbers."""
     try:
-        one = _decode(name, dict(config), 1, video)
-        return one, _difference(_decode(name, dict(config), 2, video), one) if video else Work()
+        one = _decode(name, json.loads(config), 1, video)
+        return one, _difference(_decode(name, json.loads(config), 2, video), one) if video else Work()
     except (RuntimeError, NotImplementedError, TypeError, AttributeError, ValueError):
         return None  # a number is needed that the meta device does not have
 

@@ -1,4 +1,4 @@
-"""Seconds of exchanges: bytes by the strategies' own formulas, over the links between the devices that exchange them."""
+"""Seconds of exchanges: bytes by the strategies' own formulas, over the links between the devices."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

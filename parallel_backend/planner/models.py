@@ -63,7 +63,11 @@ class Model:
         return 1 + (frames - 1) // temporal
 
 
-_IMAGE_VAE = {"latent_channels": 16}
+_IMAGE_VAE = {
+    "latent_channels": 16, "block_out_channels": [128, 256, 512, 512], "layers_per_block": 2,
+    "down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "use_quant_conv": False, "use_post_quant_conv": False,
+}  # fmt: skip
 _WAN = "WanTransformer3DModel"
 _MODELS = (
     Model(name="flux", class_name="FluxTransformer2DModel", config={"guidance_embeds": True}, variant="dev",

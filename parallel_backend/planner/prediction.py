@@ -153,7 +153,7 @@ def _others(layout: ParallelLayout, workload: Workload, sent: dict[type, Exchang
 
 
 def _sampling(prompt: Prompt, layout: ParallelLayout, step: Step) -> float:
-    """Return the seconds of all calls. An approximate layout hides its exchanges, or fills its stages, after warm-up."""
+    """Return the seconds of all calls. After warm-up an approximate layout hides its exchanges, or fills its stages."""
     if not layout.approximation:
         return prompt.steps * step.seconds
     warm = min(layout.warmup, prompt.steps)

@@ -3,8 +3,8 @@
 No number here was fitted to a prompt's time. What each is made of:
 
 - ``_DENSE``: 16-bit matrix products with 32-bit sums, without sparsity. NVIDIA's datasheets of H100, H20, L20, L40, RTX
-  PRO 5000 Blackwell (AI TOPS / 8) and GB200 (NVL72's / 72), and the whitepapers of GA102 and AD102, appendix A (RTX 4090
-  D: RTX 4090 by their AI TOPS). Memory and processors come from the same pages.
+  PRO 5000 Blackwell (AI TOPS / 8) and GB200 (NVL72's / 72), and the whitepapers of GA102 and AD102, appendix A (that
+  of RTX 4090 D is RTX 4090's by their AI TOPS). Memory and processors come from the same pages.
 - ``_REACHED``: the best measured product by stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul
   FLOPS" at 744d01e. Where it has no measurement, ``_SHARE`` of the datasheet, the middle of its rows of NVIDIA.
 - ``_FLASH2``: FlashAttention-2 reaches up to 73 % on A100 (https://arxiv.org/abs/2307.08691) and 35 % on H100
