@@ -21,6 +21,14 @@ _LEADS_IN = 0.75
 """The part of Ulysses's bytes that leads into attention: q, k and v, of which only the result leads out."""
 
 
+_PACKED = 8
+"""Values that are read or written for each of a token's: q, k, v and the result, from one place to another."""
+_FLOAT32 = 6
+"""Bytes that are read and written to turn a value of a partial result into float32."""
+_MERGED = 12
+"""Bytes that are read and written to merge a value of a partial result into the earlier ones."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attention:
     """What attention takes in a denoiser call on one rank.
@@ -45,6 +53,7 @@ def attention(
     calls = [call for samples, extent in local for call in _calls(layout, workload, place, samples, extent)]
     batches = max(workload.forwards(layout, place), 1)
     seconds = sum(attention_seconds(each, device) * count for each, count in calls)
+    seconds += sum(_copied(layout, workload, place, *each) for each in local) / device.bandwidth
     sites = sum(count for _, count in workload.sites(layout, place)) * batches if local else 0
     whole = sum(count for site, count in workload.sites(layout, place) if site.queries) * batches if local else 0
     ring, ulysses = _ring(layout, sent[Ring], seconds, sites - whole), _ulysses(sent[Ulysses], seconds, sites - whole)
@@ -52,6 +61,25 @@ def attention(
     others = sent[WholeQueries].seconds + 2 * whole * sent[WholeQueries].latency if layout.sequence > 1 else 0.0
     exchanges = sites * (2 * (layout.ulysses > 1) + 2 * (layout.dsp > 1) + (layout.ring - 1) * (layout.ring > 1))
     return Attention(seconds=seconds, exposed=ring + ulysses + dsp + others, exchanges=exchanges + 2 * whole)
+
+
+def _copied(layout: ParallelLayout, workload: Workload, place: dict[str, int], samples: int, extent: Extent) -> float:
+    """Return the bytes that are read and written around attention of a branch.
+
+    Ulysses packs q, k and v and places what comes back. A ring turns each partial result into float32, and merges it.
+    """
+    copied = 0.0
+    for site, count in workload.row_sites(layout, place):
+        heads = workload.heads(layout, site, place).queries
+        by_ring = site_tokens(layout, workload, extent, site)
+        values = count * samples * extent.rows * site.head_dim
+        if layout.ulysses > 1:
+            own = by_ring[place["ring"]][place["ulysses"]]
+            copied += _PACKED * values * own * heads.total * workload.itemsize
+        if layout.ring > 1 and not layout.stale:
+            queries = sum(by_ring[place["ring"]]) * heads.sizes[place["ulysses"]]
+            copied += values * queries * (layout.ring * _FLOAT32 + (layout.ring - 1) * _MERGED)
+    return copied
 
 
 def _ulysses(sent: Exchanged, seconds: float, sites: int) -> float:

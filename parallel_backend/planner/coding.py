@@ -50,7 +50,7 @@ def _decode(name: str, config: Mapping[str, Any], frames: int, video: bool) -> W
     vae = VAES[name](config)
     with torch.device("meta"):
         module = module_class_of(name).from_config(config)
-    module.to(torch.bfloat16).eval()
+    torch.nn.Module.to(module, torch.bfloat16).eval()  # diffusers warns in its own
     shape = (1, vae.scale.channels, *((frames,) if video and vae.scale.video else ()), _SIDE, _SIDE)
     latent = torch.empty(shape, dtype=torch.bfloat16, device="meta")
     work, _ = count(lambda: vae.decode(module, latent, lambda pixels: None, lambda: None), rows=0, widths=())

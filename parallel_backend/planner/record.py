@@ -115,9 +115,9 @@ def facts_of(devices: Devices) -> Facts:
 
     if devices.kind == "cpu":
         names = (f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",) * len(devices.indices)
-        return Facts(version=version(), torch=torch.__version__, driver=platform.release(), devices=names)
+        return Facts(version=version(), torch=str(torch.__version__), driver=platform.release(), devices=names)
     names = tuple(torch.cuda.get_device_name(index) for index in devices.indices)
-    return Facts(version=version(), torch=torch.__version__, driver=_driver(), devices=names)
+    return Facts(version=version(), torch=str(torch.__version__), driver=_driver(), devices=names)
 
 
 def _driver() -> str:
