@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from .hardware.description import Curve, Device
 from .work import Attended, Product, Work
 
-_TILES = ((256, 128), (128, 256), (128, 128))
+_TILES = ((256, 128), (128, 256), (128, 128), (64, 128))
 """Rows and columns of a tile. Libraries have kernels of several sizes, and take the fastest."""
 _QUERIES = 128
 """Queries of one head that a processor attends with at once."""
@@ -37,7 +37,8 @@ def _tiled(product: Product, device: Device, rows: int, columns: int) -> float:
     if device.units == 1:
         return product.operations / device.matrix
     tiles = product.batch * math.ceil(product.rows / rows) * math.ceil(product.columns / columns)
-    rounds = _rounds(tiles, device.units)
+    # With fewer tiles than processors, libraries split the sum of a tile over several (split-K).
+    rounds = _rounds(tiles, device.units) if tiles > device.units else tiles / device.units
     return rounds * 2.0 * rows * columns * product.inner / (device.matrix / device.units)
 
 

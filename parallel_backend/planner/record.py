@@ -85,6 +85,8 @@ def read(path: Path, facts: Facts) -> Found:
     except OSError as error:
         return Found(hardware=None, note=f"the measurement in {path} cannot be read ({error.strerror})")
     try:
+        if len(data) > MAX_FILE:
+            raise ValueError("too long")
         record = msgspec.json.decode(data, type=_Record)
     except (msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest):
         return Found(hardware=None, note=f"the measurement in {path} is damaged")

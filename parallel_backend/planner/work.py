@@ -6,7 +6,8 @@ memory nor a GPU, and every family and every file is counted alike.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -129,9 +130,24 @@ def count(run: Callable[[], Any], *, rows: int, widths: Sequence[int]) -> tuple[
         widths: features of whole tokens.
     """
     counter = _Counter(rows, frozenset(widths))
-    with torch.inference_mode(), _Attention(counter), counter:
+    with torch.inference_mode(), _meta_autocast(), _Attention(counter), counter:
         result = run()
     return counter.work(), result
+
+
+@contextmanager
+def _meta_autocast() -> Iterator[None]:
+    """Let layers ask for autocast on the meta device (Mochi's do): torch refuses it there, where it changes nothing."""
+    autocast = torch.autocast
+
+    def chosen(device_type: str, *given: Any, **options: Any) -> Any:
+        return nullcontext() if device_type == "meta" else autocast(device_type, *given, **options)
+
+    torch.autocast = chosen  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        torch.autocast = autocast  # type: ignore[misc]
 
 
 class _Counter(TorchDispatchMode):

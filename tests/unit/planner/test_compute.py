@@ -25,9 +25,8 @@ def test_a_product_of_few_rows_takes_the_time_of_its_weights_bytes():
 
 
 def test_a_last_round_of_tiles_takes_as_long_as_a_full_one():
-    full, more = product(128 * 100, 128), product(128 * 101, 128)
-    one_size = min(product_seconds(full, GPU), product_seconds(more, GPU))
-    assert product_seconds(more, GPU) > 1.5 * one_size
+    full, more = product(256 * 100, 128), product(256 * 101, 128)
+    assert product_seconds(more, GPU) == pytest.approx(1.25 * product_seconds(full, GPU))
 
 
 def test_halves_of_a_small_product_take_more_than_half():
@@ -55,7 +54,7 @@ def test_what_is_between_products_takes_its_bytes_and_less_if_compiled():
 
 
 @pytest.mark.parametrize(
-    ("at", "expected"), [(0.5, 3.0), (1.0, 5.0), (0.75, 4.0), (2.0, 10.0), (0.25, 2.0), (0.01, 1.08)]
+    ("at", "expected"), [(0.5, 3.0), (1.0, 5.0), (0.75, 4.0), (2.0, 10.0), (0.25, 2.0), (0.01, 1.04)]
 )
 def test_a_curve_is_followed_between_and_beyond_its_points(at, expected):
     assert interpolated(((1.0, 5.0), (0.5, 3.0)), at) == pytest.approx(expected, rel=0.02)

@@ -8,9 +8,6 @@ from parallel_backend.interfaces.input_shapes import input_shapes
 from parallel_backend.planner.layers import Layers
 from parallel_backend.planner.work import Product, Work, count
 
-MOCHI = "MochiTransformer3DModel"
-"""Its embedding asks for autocast on its own device, which the meta device does not have."""
-
 
 def layers(class_name: str, batch: int = 1) -> Layers:
     family = family_of(class_name)
