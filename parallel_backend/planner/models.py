@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..checkpoint.opening import open_checkpoint
 from ..errors import InvalidRequest
 from ..families.registry import FAMILIES, family_of
@@ -25,6 +25,7 @@ class Model:
         vae: class of its VAE; "" for none.
         vae_config: of the VAE.
         experts: number of transformers, of which one computes at a time.
+        path: of its file or folder; None if it is known by name alone.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Model:
     vae: str = ""
     vae_config: Mapping[str, Any] = field(default_factory=dict)
     experts: int = 1
+    path: Path | None = None
 
     def latent_size(self, width: int, height: int, frames: int) -> tuple[int, ...]:
         """Return the size of the latent of a picture, or of a video of so many frames.
@@ -118,13 +120,23 @@ def of_checkpoint(path: Path) -> Model:
     Raises:
         InvalidRequest: the backend does not support it.
     """
-    checkpoint = open_checkpoint(path)
+    return of(open_checkpoint(path))
+
+
+def of(checkpoint: Checkpoint) -> Model:
+    """Return the model of an open checkpoint.
+
+    Raises:
+        InvalidRequest: the backend does not support it.
+    """
     if HIGH_NOISE not in checkpoint.components or checkpoint.components[HIGH_NOISE] not in FAMILIES:
         found = checkpoint.components.get(HIGH_NOISE, "no transformer")
-        raise InvalidRequest(f"{path} has {found}, which cannot be planned for; supported: {', '.join(FAMILIES)}")
+        raise InvalidRequest(
+            f"{checkpoint.name} has {found}, which cannot be planned for; supported: {', '.join(FAMILIES)}"
+        )
     vae = checkpoint.components.get("vae", "")
     return Model(
         name=checkpoint.name, class_name=checkpoint.components[HIGH_NOISE], config=checkpoint.config(HIGH_NOISE),
         vae=vae if vae in VAES else "", vae_config=checkpoint.config("vae") if vae in VAES else {},
-        experts=1 + (LOW_NOISE in checkpoint.components),
+        experts=1 + (LOW_NOISE in checkpoint.components), path=checkpoint.path,
     )  # fmt: skip

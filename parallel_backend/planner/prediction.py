@@ -89,7 +89,7 @@ def predict(prompt: Prompt, layout: ParallelLayout, hardware: Hardware) -> Predi
     stages = stage_cut.sites(family, [1.0] * layout.pipe) if layout.pipe > 1 else ()
     workload = prompt.plan(layout).workload(prompt.dtype.itemsize, layers.parameters, stages)
     sent = exchanged(layout, workload, hardware)
-    taken = room(prompt, layout, hardware, layers.sizes)
+    taken = room(prompt, layout, hardware, prompt.sizes)
     steps = [_step(prompt, layout, workload, rank, hardware, sent, taken) for rank in range(layout.ranks)]
     step = max(steps, key=lambda each: each.seconds)
     by_rank = [sum(each.bytes_sent(layout, workload, rank) for each in STRATEGIES) for rank in range(layout.ranks)]

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
+from ..checkpoint.opening import open_checkpoint
 from ..denoiser.plan import DenoisingPlan
 from ..errors import InvalidRequest
 from ..families.registry import family_of
@@ -14,6 +16,8 @@ from ..interfaces.family import Family
 from ..interfaces.geometry import LATENT, TIMESTEP, Extent, Shapes
 from ..interfaces.input_shapes import input_shapes
 from ..layout.parallel_layout import ParallelLayout
+from ..loading.offload_plan import PartSizes
+from ..loading.transformer_part import whole_sizes
 from .layers import Layers
 from .models import Model
 
@@ -97,6 +101,15 @@ class Prompt:
             latents=(latents,) * count, extents=(self.extent,) * count, alike=("",) * count,
             skipped=(frozenset(),) * count, adapters=((),) * count, guided=self.loop,
         )  # fmt: skip
+
+    @cached_property
+    def sizes(self) -> PartSizes:
+        """What the whole transformer takes on a device: as its file stores it, if there is one."""
+        if self.model.path is None:
+            return self.layers(1).sizes
+        checkpoint = open_checkpoint(self.model.path)
+        names = [name for name in (HIGH_NOISE, LOW_NOISE) if name in checkpoint.components]
+        return max((whole_sizes(checkpoint, self.dtype, name) for name in names), key=lambda each: each.whole)
 
     def layers(self, batch: int) -> Layers:
         """Return the transformer's layers with inputs of so many samples."""
