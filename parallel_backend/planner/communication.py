@@ -55,14 +55,19 @@ class Exchanged:
     """What one strategy sends in a denoiser call.
 
     Attributes:
-        nbytes: of the busiest rank.
+        by_rank: bytes of each rank.
         seconds: that the bytes take, without latency.
         latency: seconds of one exchange of nothing.
     """
 
-    nbytes: int = 0
+    by_rank: tuple[int, ...] = ()
     seconds: float = 0.0
     latency: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the busiest rank."""
+        return max(self.by_rank, default=0)
 
 
 def exchanged(layout: ParallelLayout, workload: Workload, hardware: Hardware) -> dict[type[Strategy], Exchanged]:
@@ -86,10 +91,10 @@ def members(layout: ParallelLayout, rank: int, axis: str) -> list[int]:
 def _exchange(pattern: Pattern, layout: ParallelLayout, sent: Sequence[int], hardware: Hardware) -> Exchanged:
     flows = [flow for rank, nbytes in enumerate(sent) for flow in _flows(pattern, layout, rank, nbytes)]
     if not flows:
-        return Exchanged()
+        return Exchanged(by_rank=tuple(sent))
     seconds = max(_link_seconds(flows, hardware), default=0.0)
     latency = max(hardware.link(source, target).latency for source, target, _ in flows)
-    return Exchanged(nbytes=max(sent), seconds=seconds, latency=latency)
+    return Exchanged(by_rank=tuple(sent), seconds=seconds, latency=latency)
 
 
 def _flows(pattern: Pattern, layout: ParallelLayout, rank: int, nbytes: int) -> Iterator[tuple[int, int, float]]:

@@ -52,13 +52,14 @@ def measure(client: Client, devices: Devices, prompt: Prompt, names: tuple[str, 
     asked = probe.ProbeRequest(
         class_name=prompt.model.class_name, config=dict(prompt.model.config),
         shapes={name: tuple(shape) for name, shape in prompt.shapes.items()}, dtype=NAMES[prompt.dtype],
-        name=_name(devices, names), device_names=names,
+        name=name(devices, names), device_names=names,
         hosts=devices.host_sizes if len(devices.host_sizes) > 1 else (),
     )  # fmt: skip
     spec = ModelSpec(path=str(Path.cwd()), devices=devices)
     return probe.answered(client.call(Trial(model=spec, name=probe.NAME), probe.asked_by(asked)))
 
 
-def _name(devices: Devices, names: tuple[str, ...]) -> str:
-    kinds = ", ".join(f"{names.count(name)}x {name}" for name in dict.fromkeys(names))
+def name(devices: Devices, names: tuple[str, ...]) -> str:
+    """Return what a person calls these devices."""
+    kinds = ", ".join(f"{names.count(kind)}x {kind}" for kind in dict.fromkeys(names))
     return f"this machine ({kinds})" if devices.kind == "cuda" else f"{len(names)} CPU ranks of this machine"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
-from ..strategies import STRATEGIES, stage_cut
+from ..strategies import stage_cut
 from ..strategies.batch import BatchSplit
 from ..strategies.pipe import Pipe
 from ..strategies.ring import Ring
@@ -92,7 +92,7 @@ def predict(prompt: Prompt, layout: ParallelLayout, hardware: Hardware) -> Predi
     taken = room(prompt, layout, hardware, prompt.sizes)
     steps = [_step(prompt, layout, workload, rank, hardware, sent, taken) for rank in range(layout.ranks)]
     step = max(steps, key=lambda each: each.seconds)
-    by_rank = [sum(each.bytes_sent(layout, workload, rank) for each in STRATEGIES) for rank in range(layout.ranks)]
+    by_rank = map(sum, zip(*(each.by_rank for each in sent.values()), strict=True))
     return Prediction(
         layout=layout, step=step, sampling=_sampling(prompt, layout, step),
         decoding=decode_seconds(prompt, hardware, layout.ranks), loading=taken.weights / hardware.files,

@@ -81,18 +81,23 @@ def run(_message: Trial, tensors: Mapping[str, Tensor], world: Axis, device: tor
             raise InvalidRequest(f"a probe of {len(request.device_names)} devices by {world.size} ranks")
     except (msgspec.MsgspecError, ValueError, AttributeError, KeyError) as error:
         raise InvalidRequest(f"a probe that nobody understands: {error}") from error
+    hardware = measure(request, world, device)
+    return {} if world.index else {REPLY: _bytes(text(hardware))}
+
+
+def measure(request: ProbeRequest, world: Axis, device: torch.device) -> Hardware:
+    """Measure this machine, together with all ranks; return the same on every rank."""
+    dtype: torch.dtype = getattr(torch, request.dtype)
     with PROGRESS.phase("measuring the machine"):
         mine = _device(request, world, device, dtype)
         links = _links(request, world, device, dtype)
         launch, streaming = _launch(device), _streaming(device)
     described = [msgspec.json.decode(each.encode(), type=Device) for each in gather_texts(_json(mine), world)]
-    if world.index:
-        return {}
     hardware = Hardware(
         name=request.name, devices=tuple(described), links=links, hosts=request.hosts, launch=launch,
         streaming=streaming, host_memory=float(room_on(torch.device("cpu"), 0).free),
     )  # fmt: skip
-    return {REPLY: _bytes(text(hardware))}
+    return parse(gather_texts(text(hardware).decode(), world)[0].encode(), "what rank 0 has measured")
 
 
 def asked_by(request: ProbeRequest) -> dict[str, Tensor]:

@@ -126,7 +126,9 @@ class Prompt:
         return Layers(self.model.class_name, self.model.config, shapes, self.dtype)
 
 
-def of_plan(plan: DenoisingPlan, model: Model, shapes: Shapes, *, steps: int, dtype: torch.dtype) -> Prompt:
+def of_plan(
+    plan: DenoisingPlan, model: Model, shapes: Shapes, *, steps: int, dtype: torch.dtype, compiled: bool = False
+) -> Prompt:
     """Return the prompt of a request that the ranks have checked.
 
     Args:
@@ -135,11 +137,12 @@ def of_plan(plan: DenoisingPlan, model: Model, shapes: Shapes, *, steps: int, dt
         shapes: of the inputs of its first branch.
         steps: of the sampling.
         dtype: of weights and activations.
+        compiled: whether blocks are compiled.
     """
     size = plan.latents[0][LATENT][1:]
     prompt = Prompt(
         model=model, size=size, steps=steps, guided=plan.branches > 1, samples=plan.samples[0], dtype=dtype,
-        loop=plan.guided,
+        compiled=compiled, loop=plan.guided,
     )  # fmt: skip
     given = {name: (1, *shape[1:]) for name, shape in shapes.items()}
     prompt.__dict__["shapes"] = given | {TIMESTEP: given.get(TIMESTEP, (1,))}

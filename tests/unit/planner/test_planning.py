@@ -16,7 +16,7 @@ from parallel_backend.planner.request import prompt
 from parallel_backend.planner.table import as_json, table
 
 
-def of(links: float, count: int = 4, kind: str = "RTX 4090") -> Hardware:
+def of(links: float, count: int = 2, kind: str = "RTX 4090") -> Hardware:
     devices = (shipped.card(kind),) * count
     return Hardware(
         name=f"{count} cards", devices=devices,
@@ -37,7 +37,7 @@ def alone():
 def test_every_layout_is_valid_and_exact(small):
     found = layouts(small, of(1e10))
     assert ParallelLayout() in found
-    assert all(not layout.approximate and layout.ranks <= 4 for layout in found)
+    assert all(not layout.approximate and layout.ranks <= 2 for layout in found)
     assert len(found) == len(set(found))
 
 
@@ -49,7 +49,7 @@ def test_without_guidance_no_layout_splits_branches(alone):
     assert all(layout.cfg == 1 for layout in layouts(alone, of(1e10)))
 
 
-@pytest.mark.parametrize("links", [1e8, 1e10, 1e12])
+@pytest.mark.parametrize("links", [1e8, 1e11])
 def test_what_is_chosen_is_never_predicted_worse_than_the_rule(small, alone, links):
     for asked in (small, alone):
         made = plan(asked, of(links))
@@ -59,38 +59,38 @@ def test_what_is_chosen_is_never_predicted_worse_than_the_rule(small, alone, lin
 def test_slow_links_make_one_device_the_fastest(alone):
     made = plan(alone, of(1e6))
     assert made.chosen.layout == ParallelLayout()
-    assert "1 of 4 devices" in made.reason
+    assert "1 of 2 devices" in made.reason
 
 
 def test_fast_links_use_all_devices(small):
-    assert plan(small, of(1e12)).chosen.layout.ranks == 4
+    assert plan(small, of(1e12)).chosen.layout.ranks == 2
 
 
 def test_on_slow_links_branches_are_split_and_tokens_are_not(small):
-    assert plan(small, of(2e7)).chosen.layout == ParallelLayout(cfg=2)
+    assert plan(small, of(2e7, count=4)).chosen.layout == ParallelLayout(cfg=2)
 
 
 def test_a_prediction_falls_with_faster_links_and_grows_with_steps(small):
-    layout = ParallelLayout(ulysses=4)
+    layout = ParallelLayout(ulysses=2)
     slow, fast = (predict(small, layout, of(links)) for links in (1e8, 1e11))
     assert slow.step.exchange > 10 * fast.step.exchange
     assert predict(replace(small, steps=16), layout, of(1e8)).sampling == pytest.approx(2 * slow.sampling)
 
 
 def test_the_slowest_device_decides(small):
-    uneven = replace(of(1e12), devices=(*[shipped.card("RTX 4090")] * 3, shipped.card("RTX 3060")))
-    even = predict(small, ParallelLayout(ulysses=4), of(1e12))
-    assert predict(small, ParallelLayout(ulysses=4), uneven).step.layers > 3 * even.step.layers
+    uneven = replace(of(1e12), devices=(shipped.card("RTX 4090"), shipped.card("RTX 3060")))
+    even = predict(small, ParallelLayout(ulysses=2), of(1e12))
+    assert predict(small, ParallelLayout(ulysses=2), uneven).step.layers > 3 * even.step.layers
 
 
 def test_the_rule_is_that_of_the_backend(small, alone):
-    assert of_the_rule(small, of(1e10)) == ParallelLayout(cfg=2, ulysses=2)
-    assert of_the_rule(alone, of(1e10)) == ParallelLayout(ulysses=4)
+    assert of_the_rule(small, of(1e10, count=4)) == ParallelLayout(cfg=2, ulysses=2)
+    assert of_the_rule(alone, of(1e10, count=4)) == ParallelLayout(ulysses=4)
 
 
 def test_where_weights_do_not_fit_they_are_shared_or_stream():
     big = prompt(find("wan2.1-t2v-14b"), "480x480x17", guided=True)
-    hardware = of(2.4e10)
+    hardware = of(2.4e10)  # 24 GB each, and the weights take 28 GB
     assert rule_prediction(big, hardware).layout.splits_weights
     made = plan(big, hardware)
     assert made.chosen.room.fits
