@@ -13,6 +13,7 @@ OnProgress = Callable[[Progress, dict[str, Tensor]], None]
 WAIT_TEXTS: dict[str, str] = {
     "queued": "waiting for another request",
     "start": "starting ranks",
+    "planning": "choosing a layout",
     "loading": "loading weights",
     "compiling": "compiling the model's blocks; kept on disk for the next start",
 }

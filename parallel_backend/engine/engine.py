@@ -33,6 +33,7 @@ from .counting import counted
 from .denoising import Denoising
 from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
+from .planned import Planner
 from .request import ActiveRequest, NextStep, Tensors, no_step
 from .runs import Runs, further_steps
 from .shared_tensors import complete
@@ -57,6 +58,7 @@ class Engine:
         elsewhere: the other machines; None if there are none.
 
     Attributes:
+        planner: chooses the layouts of models that ask for it; None leaves them to the rule of ``layout.choice``.
         trials: what a ``Trial`` does, by its name, besides what ``trials.run`` knows. Rank 0 alone has the tensors.
     """
 
@@ -72,6 +74,7 @@ class Engine:
         self.rank, self.world_size, self.device, self.timeout = rank, world_size, device, timeout
         self.steps, self.elsewhere = 0, elsewhere
         self.trials: Mapping[str, OwnTrial] = {}
+        self.planner: Planner | None = None
         self._bfloat16 = bfloat16.native_everywhere(device, world_size)
         self._models: dict[_Key, ComponentCache] = {}
         self._memory = DeviceMemory(device, self._parts, world_size)
@@ -177,8 +180,9 @@ class Engine:
     def _denoising(self, request: ActiveRequest[Forward] | ActiveRequest[Sample]) -> Denoising:
         components = self._components(request.message.model)
         return Denoising(
-            request, components, self._meshes, self._agreements, self._kept, self.elsewhere, self._count_forward
-        )
+            request, components, self._meshes, self._agreements, self._kept, self.elsewhere, self._count_forward,
+            self.planner,
+        )  # fmt: skip
 
     def _encode_text(self, request: ActiveRequest[EncodeText]) -> Tensors:
         if request.tensors is None:
