@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ..errors import InvalidRequest
 from ..layout.choice import sharing
+from ..layout.modes import APPROXIMATE, AUTO, FASTEST, FIT, FIT_SLOW, MODES
 from ..layout.parallel_layout import ParallelLayout
 from .enumeration import layouts, of_the_rule
 from .hardware.description import Hardware
@@ -16,10 +17,6 @@ GAIN = 0.98
 """A plan has to take at most this part of the time of the rule's layout to be taken instead: less is not certain."""
 _EQUAL = 1.01
 """By how much a layout of fewer devices may be slower than the fastest, and is taken instead."""
-
-MODES = ("auto", "fastest", "fit memory", "fit memory over slow links", "allow approximate")
-"""What a person may ask for."""
-AUTO, FASTEST, FIT, FIT_SLOW, APPROXIMATE = MODES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +49,8 @@ def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO) -> Plan:
     if mode not in MODES:
         raise InvalidRequest(f"mode {mode!r} does not exist; choose one of {', '.join(MODES)}")
     rule = rule_prediction(prompt, hardware)
-    found = [predict(prompt, layout, hardware) for layout in layouts(prompt, hardware, approximate=mode == APPROXIMATE)]
+    approximate = mode == APPROXIMATE and prompt.loop  # single calls are exact, and no faster
+    found = [predict(prompt, layout, hardware) for layout in layouts(prompt, hardware, approximate=approximate)]
     key = _KEYS[mode]
     ordered = sorted(found, key=lambda each: (not each.room.fits, key(each), each.layout.ranks))
     fitting = [each for each in ordered if each.room.fits]

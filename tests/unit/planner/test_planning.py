@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from parallel_backend.errors import InvalidRequest
+from parallel_backend.layout.modes import MODES
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner.enumeration import layouts, of_the_rule
 from parallel_backend.planner.hardware import shipped
 from parallel_backend.planner.hardware.description import Hardware, Link
 from parallel_backend.planner.models import find
-from parallel_backend.planner.planning import MODES, plan, rule_prediction
+from parallel_backend.planner.planning import plan, rule_prediction
 from parallel_backend.planner.prediction import predict
 from parallel_backend.planner.request import prompt
 from parallel_backend.planner.table import as_json, table
