@@ -26,7 +26,7 @@ class Planner(Protocol):
     """Chooses layouts. All ranks of the world call it together."""
 
     def __call__(
-        self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis
+        self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis, /
     ) -> Planned: ...
 
 

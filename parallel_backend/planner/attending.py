@@ -12,7 +12,7 @@ from ..strategies.ring import Ring
 from ..strategies.sequence import site_tokens
 from ..strategies.ulysses import Ulysses
 from ..strategies.whole_queries import WholeQueries
-from .communication import Exchanged
+from .communication import Exchanged, Sent
 from .compute import attention_seconds
 from .hardware.description import Device
 from .work import Attended
@@ -44,9 +44,7 @@ class Attention:
     exchanges: int
 
 
-def attention(
-    layout: ParallelLayout, workload: Workload, rank: int, device: Device, sent: dict[type, Exchanged]
-) -> Attention:
+def attention(layout: ParallelLayout, workload: Workload, rank: int, device: Device, sent: Sent) -> Attention:
     """Return what attention takes on a rank."""
     place = layout.coordinates(rank)
     local = [(samples, extent) for samples, extent in workload.local_branches(layout, place) if samples]

@@ -70,9 +70,13 @@ class Exchanged:
         return max(self.by_rank, default=0)
 
 
-def exchanged(layout: ParallelLayout, workload: Workload, hardware: Hardware) -> dict[type[Strategy], Exchanged]:
+Sent = dict[type[Strategy], Exchanged]
+"""What each strategy sends."""
+
+
+def exchanged(layout: ParallelLayout, workload: Workload, hardware: Hardware) -> Sent:
     """Return what each strategy sends in a denoiser call, and how long it takes."""
-    found = {}
+    found = Sent()
     for strategy in STRATEGIES:
         sent = [strategy.bytes_sent(layout, workload, rank) for rank in range(layout.ranks)]
         found[type(strategy)] = _exchange(PATTERNS[type(strategy)], layout, sent, hardware)

@@ -9,6 +9,7 @@ from ..errors import InvalidRequest, NoRoom
 from ..layout.parallel_layout import ParallelLayout
 from ..loading.offload_plan import ALL, UNDECIDED, PartSizes, TransformerClaim, decide, streamed, with_slack
 from ..loading.room import size
+from ..strategies.stage_cut import cut
 from .hardware.description import Hardware
 from .request import Prompt
 
@@ -50,8 +51,6 @@ def taken(sizes: PartSizes, layout: ParallelLayout) -> int:
 
 
 def _stages(sizes: PartSizes, stages: int) -> list[int]:
-    from ..strategies.stage_cut import cut
-
     by_stage, begin = [], 0
     for count in cut([float(block) for block in sizes.blocks], [1.0] * stages).sizes:
         by_stage.append(sum(sizes.blocks[begin : begin + count]))

@@ -1,8 +1,10 @@
 """``plan``: every layout with its prediction, the one to take, and the reasons in sentences."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..engine.validation import is_refused
 from ..errors import InvalidRequest
 from ..layout.choice import sharing
 from ..layout.modes import APPROXIMATE, AUTO, FASTEST, FIT, FIT_SLOW, MODES
@@ -79,8 +81,6 @@ def rule_prediction(prompt: Prompt, hardware: Hardware) -> Prediction:
 
 
 def _works(prompt: Prompt, layout: ParallelLayout) -> bool:
-    from ..engine.validation import is_refused
-
     return not is_refused(layout, prompt.plan(layout).workload(prompt.dtype.itemsize))
 
 
@@ -108,8 +108,6 @@ def _seconds(prediction: Prediction) -> tuple[float, ...]:
 
 def _least_memory(prediction: Prediction) -> tuple[float, ...]:
     """The least memory of a device, in steps of a tenth, within which the fastest comes first."""
-    import math
-
     taken = prediction.room.weights + prediction.room.work
     return (bool(prediction.room.streams), round(math.log(max(taken, 1), 1.1)), prediction.seconds)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..interfaces.strategy import Workload
+from ..interfaces.strategy import Strategy, Workload
 from ..layout.parallel_layout import ParallelLayout
 from ..strategies import stage_cut
 from ..strategies.batch import BatchSplit
@@ -13,7 +13,7 @@ from ..strategies.sharded_weights import ShardedWeights
 from ..strategies.tensor import TensorParallel
 from .attending import attention
 from .coding import decode_seconds
-from .communication import Exchanged, exchanged
+from .communication import Sent, exchanged
 from .compute import interpolated, seconds
 from .hardware.description import Hardware
 from .memory import Room, room
@@ -102,7 +102,7 @@ def predict(prompt: Prompt, layout: ParallelLayout, hardware: Hardware) -> Predi
 
 def _step(
     prompt: Prompt, layout: ParallelLayout, workload: Workload, rank: int, hardware: Hardware,
-    sent: dict[type, Exchanged], taken: Room,
+    sent: Sent, taken: Room,
 ) -> Step:  # fmt: skip
     place, device = layout.coordinates(rank), hardware.devices[rank]
     local = [(samples, extent) for samples, extent in workload.local_branches(layout, place) if samples]
@@ -137,11 +137,14 @@ def _step(
     )  # fmt: skip
 
 
-def _others(layout: ParallelLayout, workload: Workload, sent: dict[type, Exchanged], computing: float) -> float:
+def _others(layout: ParallelLayout, workload: Workload, sent: Sent, computing: float) -> float:
     """Return what shows of exchanges that are not around attention."""
     sums = sum(each.count for each in workload.geometry.all_reduces) * (layout.tensor > 1)
     total = sent[TensorParallel].seconds + 2 * (layout.tensor - 1) * sums * sent[TensorParallel].latency / layout.tensor
-    for strategy, exchanges in ((BatchSplit, 1), (SequenceSplit, 1), (Pipe, layout.pipe)):
+    gathered_once: tuple[tuple[type[Strategy], int], ...] = (
+        (BatchSplit, 1), (SequenceSplit, 1), (Pipe, layout.pipe),
+    )  # fmt: skip
+    for strategy, exchanges in gathered_once:
         total += sent[strategy].seconds + exchanges * sent[strategy].latency
     if layout.shard_weights:
         gathers = workload.geometry.layers

@@ -7,6 +7,7 @@ layers, kernels and host of this machine. Attention and exchanges are measured a
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial as partial_of
 
 import msgspec
 import torch
@@ -202,7 +203,7 @@ def _forward(family: Family, whole: State, shares: int, world: Axis) -> float:
     total, seen = 0.0, dict[tuple[object, ...], float]()
     for block in family.blocks:
         if (kind := kind_of(block)) not in seen:
-            seen[kind] = _shortest(lambda block=block, state=state: block.run(state), world)  # type: ignore[misc]
+            seen[kind] = _shortest(partial_of(block.run, state), world)
             state = block.run(state)
         total += seen[kind]
     return total + _shortest(lambda: family.head(state), world)
@@ -229,7 +230,7 @@ def _attends(family: Family, state: State, world: Axis, device: torch.device, dt
             for heads, part in ((-(-site.heads // n), tokens), (site.heads, -(-tokens // n))):
                 q = torch.randn(rows, heads, part, site.head_dim, device=device).to(dtype)
                 operations = 4.0 * rows * heads * part * part * site.head_dim
-                taken = _shortest(lambda q=q: kernel(q, q, q, None), world)  # type: ignore[misc]
+                taken = _shortest(partial_of(kernel, q, q, q, None), world)
                 points[operations] = min(taken, points.get(operations, taken))
     return tuple(sorted(points.items()))
 

@@ -1,5 +1,6 @@
 """``Prompt``: a model, a size and the numbers of a sampling, as what the ranks would plan."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE
 from ..checkpoint.opening import open_checkpoint
 from ..denoiser.plan import DenoisingPlan
 from ..errors import InvalidRequest
+from ..families.modules import module_class_of
 from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.geometry import LATENT, TIMESTEP, Extent, Shapes
@@ -25,7 +27,7 @@ MOST = 1 << 16
 """Largest width, height or number of frames, steps or samples."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prompt:
     """What is to be made.
 
@@ -179,9 +181,5 @@ def prompt(
 
 def _with_class_defaults(model: Model) -> Mapping[str, Any]:
     """Complete a config with the defaults of its class, whose numbers shapes of inputs may need."""
-    import inspect
-
-    from ..families.modules import module_class_of
-
     parameters = inspect.signature(module_class_of(model.class_name).__init__).parameters.values()
     return {each.name: each.default for each in parameters if each.default is not each.empty} | dict(model.config)

@@ -117,8 +117,8 @@ class Work:
     @property
     def operations(self) -> float:
         """Multiplications and additions of all products and of this attention."""
-        items = [*self.products.items(), *self.attended.items()]
-        return sum(each.operations * count for each, count in items)
+        products = sum(each.operations * count for each, count in self.products.items())
+        return products + sum(each.operations * count for each, count in self.attended.items())
 
 
 def count(run: Callable[[], Any], *, rows: int, widths: Sequence[int]) -> tuple[Work, Any]:
@@ -154,7 +154,7 @@ class _Counter(TorchDispatchMode):
     """Sees every operation."""
 
     def __init__(self, rows: int, widths: frozenset[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rows, self.widths = rows, widths
         self.products, self.attended = Counter[Product](), Counter[Attended]()
         self.moved, self.moved_cut, self.between, self.kernels = 0.0, 0.0, 0.0, 0
