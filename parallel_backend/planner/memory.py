@@ -36,6 +36,11 @@ class Room:
         return not self.refusal
 
     @property
+    def taken(self) -> int:
+        """Bytes of weights and tensors."""
+        return self.weights + self.work
+
+    @property
     def whole(self) -> bool:
         """Whether it works without blocks that stream."""
         return self.fits and not self.streams

@@ -1,13 +1,12 @@
 """``plan``: every layout with its prediction, the one to take, and the reasons in sentences."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..engine.validation import is_refused
 from ..errors import InvalidRequest
 from ..layout.choice import sharing
-from ..layout.modes import APPROXIMATE, AUTO, FASTEST, FIT, FIT_SLOW, MODES
+from ..layout.modes import APPROXIMATE, AUTO, FIT, FIT_SLOW, MODES
 from ..layout.parallel_layout import ParallelLayout
 from .enumeration import layouts, of_the_rule
 from .hardware.description import Hardware
@@ -17,6 +16,8 @@ from .request import Prompt
 
 GAIN = 0.98
 """A plan has to take at most this part of the time of the rule's layout to be taken instead: less is not certain."""
+_NEAR_FAST, _NEAR_SENT = 1.1, 1.5
+"""How much more than the least memory a layout may take that is faster, or that sends fewer bytes."""
 _EQUAL = 1.01
 """By how much a layout of fewer devices may be slower than the fastest, and is taken instead."""
 
@@ -53,11 +54,11 @@ def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO) -> Plan:
     rule = rule_prediction(prompt, hardware)
     approximate = mode == APPROXIMATE and prompt.loop  # single calls are exact, and no faster
     found = [predict(prompt, layout, hardware) for layout in layouts(prompt, hardware, approximate=approximate)]
-    key = _KEYS[mode]
+    key = _order(mode, found)
     ordered = sorted(found, key=lambda each: (not each.room.fits, key(each), each.layout.ranks))
     fitting = [each for each in ordered if each.room.fits]
     if not fitting:
-        best = min(found, key=lambda each: each.room.weights + each.room.work)
+        best = min(found, key=lambda each: each.room.taken)
         raise InvalidRequest(
             f"{prompt.model.name} of this size fits on {hardware.name} in no layout ({best.room.refusal}): make a "
             "smaller or shorter latent, use more devices, or choose a smaller model"
@@ -102,23 +103,16 @@ def _same(fitting: Sequence[Prediction], rule: Prediction) -> Prediction:
     return next((each for each in fitting if each.layout == rule.layout), rule)
 
 
-def _seconds(prediction: Prediction) -> tuple[float, ...]:
-    return (prediction.seconds,)
+def _order(mode: str, found: Sequence[Prediction]) -> Callable[[Prediction], tuple[float, ...]]:
+    """Return what orders the layouts in a mode: the best has the least."""
+    if mode not in (FIT, FIT_SLOW):
+        return lambda each: (each.seconds,)
+    least = min((each.room.taken for each in found if each.room.whole), default=1)
 
+    def little(each: Prediction) -> tuple[float, ...]:
+        """Without blocks that stream, near the least memory; then the fastest, or what sends the fewest bytes."""
+        near = _NEAR_SENT if mode == FIT_SLOW else _NEAR_FAST
+        second = each.sent if mode == FIT_SLOW else each.seconds
+        return (bool(each.room.streams), each.room.taken > near * least, second, each.seconds)
 
-def _least_memory(prediction: Prediction) -> tuple[float, ...]:
-    """The least memory of a device, in steps of a tenth, within which the fastest comes first."""
-    taken = prediction.room.weights + prediction.room.work
-    return (bool(prediction.room.streams), round(math.log(max(taken, 1), 1.1)), prediction.seconds)
-
-
-def _least_memory_and_bytes(prediction: Prediction) -> tuple[float, ...]:
-    """What fits without streams, and sends the least: stages of a pipeline, and shares of tokens."""
-    taken = prediction.room.weights + prediction.room.work
-    return (bool(prediction.room.streams), prediction.sent, taken, prediction.seconds)
-
-
-_KEYS: dict[str, Callable[[Prediction], tuple[float, ...]]] = {
-    AUTO: _seconds, FASTEST: _seconds, APPROXIMATE: _seconds, FIT: _least_memory, FIT_SLOW: _least_memory_and_bytes,
-}  # fmt: skip
-"""By mode, what orders the layouts."""
+    return little

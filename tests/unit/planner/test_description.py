@@ -95,3 +95,14 @@ def test_a_file_of_any_length_is_refused(tmp_path: Path):
     path.write_bytes(b" " * (description.MAX_FILE + 1))
     with pytest.raises(InvalidRequest, match="more than"):
         description.read(path)
+
+
+def test_the_file_in_the_documentation_is_a_description():
+    page = (Path(__file__).parents[3] / "docs" / "planning.md").read_text(encoding="utf-8")
+    found = description.parse(page.split("```json\n")[1].split("```")[0].encode(), "planning.md")
+    assert [device.name for device in found.devices] == ["A", "B"]
+
+
+def test_the_documentation_lists_all_machines():
+    page = (Path(__file__).parents[3] / "docs" / "planning.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in page for name in shipped.MACHINES)
