@@ -127,7 +127,7 @@ def on_meta(class_name: str, config: Mapping[str, Any], dtype: torch.dtype) -> F
     """Return a family around a module without memory."""
     with META:  # else layers would make random numbers first, which takes a minute
         module = partial.empty(module_class_of(class_name), config, dtype)
-    module._apply(lambda tensor: tensor.to(META))
+    torch.nn.Module.to(module, META)
     return family_of(class_name)(module.eval().requires_grad_(False))
 
 

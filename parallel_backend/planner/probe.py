@@ -156,7 +156,7 @@ def _with_numbers(request: ProbeRequest, device: torch.device, dtype: torch.dtyp
             numbers = torch.randn(parameter.shape, dtype=torch.float32) * 0.02
             setattr(part, name, torch.nn.Parameter(numbers.to(device, parameter.dtype), requires_grad=False))
         for name, buffer in part.named_buffers(recurse=False):
-            part._buffers[name] = buffer.to(device)
+            setattr(part, name, buffer.to(device))
     return family
 
 

@@ -175,7 +175,7 @@ class _Counter(TorchDispatchMode):
             product = replace(product, cut=product.rows > self.rows)
             self.products[product] += 1
             self.between += product.batch * product.rows * (product.inner + product.columns) * product.itemsize
-        elif not _is_view(func) and name not in _NO_WORK:
+        elif not func.is_view and name not in _NO_WORK:
             self._move([*_tensors(args), *_tensors((kwargs or {}).values()), *_tensors([result])])
         return result
 
@@ -215,13 +215,8 @@ class _Attention(TorchFunctionMode):
         return query.new_empty(*query.shape[:-1], value.shape[-1])
 
 
-_NO_WORK = frozenset({"empty", "empty_like", "new_empty", "detach", "alias", "lift_fresh", "_to_copy_meta", "expand"})
+_NO_WORK = frozenset({"empty", "empty_like", "new_empty", "lift_fresh", "_unsafe_view"})
 """Operations that a device does not carry out."""
-
-
-def _is_view(func: Any) -> bool:
-    returns = func._schema.returns
-    return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
 
 def _tensors(values: Any) -> list[Tensor]:
