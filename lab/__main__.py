@@ -50,6 +50,8 @@ COMMANDS = {
     "bench sent": Command("bench.sent", "compute the bytes that a rank sends in a step of published models"),
     "bench text": Command("bench.text_layers", "measure what layers for the prompt take beside a step"),
     "bench prompt": Command("bench.whole_prompt.command", "time a whole prompt in ComfyUI, and where its time goes"),
+    "plan published": Command("planner.published", "compare the planner's predictions with published results"),
+    "plan measured": Command("planner.cells", "time some layouts here, beside what the planner predicts"),
     "soak": Command("soak.command", "make random prompts and faults, and tell what came of them"),
     "verify": Command("verify.command", "compare families, layouts, step loops and VAEs with diffusers' own"),
     "memory": Command("memory", "measure ComfyUI's own memory with a large model file"),

@@ -15,6 +15,7 @@ TimeLeft = Callable[[float, float], str]
 WAIT_TEXTS: dict[str, str] = {
     "queued": "waiting for another request",
     "start": "starting ranks",
+    "planning": "choosing a layout",
     "loading": "loading weights",
     "compiling": "compiling the model's blocks; kept on disk for the next start",
 }

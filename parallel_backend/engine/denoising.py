@@ -34,6 +34,7 @@ from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
 from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
+from .planned import Planner, by_planner
 from .request import ActiveRequest, Tensors, measured
 from .shared_tensors import share_changing, share_constant, share_step
 from .tensor_values import first_not_finite, first_outside
@@ -48,6 +49,7 @@ class Denoising:
         kept: tensors of earlier requests.
         elsewhere: the other machines; None if there are none.
         on_forward: called once for each forward of a transformer.
+        planner: see ``Engine``.
     """
 
     def __init__(
@@ -59,9 +61,10 @@ class Denoising:
         kept: KeptTensors,
         elsewhere: Elsewhere | None,
         on_forward: Callable[[], None],
+        planner: Planner | None = None,
     ) -> None:
         self.request, self.components, self.meshes, self.agreements = request, components, meshes, agreements
-        self.kept, self.elsewhere, self.on_forward = kept, elsewhere, on_forward
+        self.kept, self.elsewhere, self.on_forward, self.planner = kept, elsewhere, on_forward, planner
         self._denoiser: Denoiser | None = None
         self._constant: Tensors = {}
         self._names: list[dict[str, str]] = []
@@ -197,7 +200,9 @@ class Denoising:
             self.components.check(name)
         if self.request.message.model.layout is None:
             message = self.request.message
-            plan = fit(plan, self.components, message.model, self.agreements, adapt=message.adapt)
+            plan = by_planner(self.planner, plan, self.request, self.components, self.agreements.world) or fit(
+                plan, self.components, message.model, self.agreements, adapt=message.adapt
+            )
         mesh = self.meshes.get(plan.layout.cut)
         if mesh is None:
             return

@@ -217,7 +217,8 @@ class Trial(RankRequest):
     """Try the connection from the client to the ranks, or the links between ranks, without a model.
 
     Ranks know the trial ``exchange``: each rank sends ``amount`` bytes to every other rank. Tensors out: ``latency``
-    ``[1]``, seconds of an exchange of one number, and ``seconds`` ``[1]``, of a whole one. Ranks of a lab know more.
+    ``[1]``, seconds of an exchange of one number, and ``seconds`` ``[1]``, of a whole one. They also know ``probe``
+    (``planner/probe.py``), and ranks of a lab know more.
     """
 
     name: str

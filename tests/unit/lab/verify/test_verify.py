@@ -13,6 +13,7 @@ from lab.verify.loops import quality
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import family_of
 from parallel_backend.interfaces.geometry import IMAGE
+from parallel_backend.interfaces.input_shapes import input_shapes
 from parallel_backend.verify import examples
 
 WAN = "WanTransformer3DModel"
@@ -28,7 +29,7 @@ def test_inputs_fit_a_checkpoint_of_other_widths(name, kind):
     words = {dim for shape in variant.inputs.values() for dim in shape if isinstance(dim, str)}
     words |= {OF_HEADS[word] for word in words & OF_HEADS.keys()}
     wider = {word: 3 * variant.config[word] for word in words - set(NOT_OF_THE_CONFIG)}
-    shapes = examples.input_shapes(
+    shapes = input_shapes(
         family, {**variant.config, **wider}, variant.inputs, batch=2, size=variant.size, text=variant.text
     )
     family.extent({**variant.config, **wider}, shapes)
@@ -39,7 +40,7 @@ def test_inputs_fit_a_checkpoint_of_other_widths(name, kind):
 def test_even_shapes_are_divisible_where_the_model_takes_them(name, kind):
     variant, family = examples.variant(name, kind), family_of(name)
     size, text = examples.evenly_divisible_size(name, kind)
-    shapes = examples.input_shapes(family, variant.config, variant.inputs, batch=1, size=size, text=text)
+    shapes = input_shapes(family, variant.config, variant.inputs, batch=1, size=size, text=text)
     if kind == "5b i2v":
         with pytest.raises(InvalidRequest, match="learned its positions for 3 x 6 x 10 alone"):
             family.extent(variant.config, shapes)
