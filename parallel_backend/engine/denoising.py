@@ -32,6 +32,7 @@ from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.sampling_context import SamplingContext
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
+from .cached_run import CachedRun
 from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
 from .request import ActiveRequest, Tensors, measured
@@ -66,6 +67,8 @@ class Denoising:
         self._constant: Tensors = {}
         self._names: list[dict[str, str]] = []
         self._stays = False
+        message = request.message
+        self._cached = CachedRun(message.cache) if isinstance(message, Forward) and message.cache else None
 
     def forward(self) -> Tensors:
         """Run a ``Forward``: the prediction of each branch on rank 0, an empty dict on other ranks."""
@@ -108,7 +111,7 @@ class Denoising:
 
     def release(self) -> None:
         """Refer to no weights, mesh and tensors any more."""
-        self._denoiser, self._constant = None, {}
+        self._denoiser, self._cached, self._constant = None, None, {}
 
     def __enter__(self) -> "Denoising":
         return self
@@ -118,10 +121,15 @@ class Denoising:
             self.release()
 
     def _predictions(self) -> Tensors:
-        message, denoiser = self.request.message, self._denoiser
-        assert isinstance(message, Forward)
+        denoiser = self._denoiser
         if denoiser is None:
             return {}
+        compute = partial(self._computed, denoiser)
+        return self._cached.answer(self.request.tensors, denoiser, compute) if self._cached else compute()
+
+    def _computed(self, denoiser: Denoiser) -> Tensors:
+        message = self.request.message
+        assert isinstance(message, Forward)
         shared = self._shared(denoiser.mesh)
         local = {
             i: denoiser.own(i, {argument: shared[name] for argument, name in self._names[i].items()})

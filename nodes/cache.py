@@ -1,0 +1,96 @@
+"""The node that lets the ranks forecast some steps of a sampling instead of computing them."""
+
+from typing import Any
+
+from comfy_api.latest import io
+from typing_extensions import override
+
+from ..parallel_backend.errors import InvalidRequest
+from ..parallel_backend.step_cache.settings import LIMITS, PRESETS, StepCache
+from .backend.connection import show_on_node
+from .bridges.given_numbers import as_int
+from .remote.patcher import RemotePatcher
+from .remote.step_cache import OPTION, CacheChoice, choice_of
+
+OFF, CUSTOM = "off", "custom"
+MODE_TOOLTIP = (
+    "off: all steps are computed. safe: hardly a visible difference; from 12 steps on it computes every second, from 40 "
+    "on every third. fast: with a visible difference; from 16 steps on every third, from 40 on every fourth. "
+    "custom: the inputs below. Distilled models with 4 to 8 steps gain nothing."
+)
+NUMBERS = {
+    "interval": (2, "With custom: of so many steps one is computed, and the others are forecast."),
+    "order": (
+        1,
+        "With custom: what a forecast is. 0 repeats the last computed prediction, 1 continues a line through the last "
+        "two, 2 a parabola through the last three.",
+    ),
+    "warmup": (
+        1,
+        "With custom: steps that are computed at the start, and again after a switch of transformers or a recovery.",
+    ),
+    "first": (0, "With custom: the first step that may be forecast, counted from 0."),
+    "final": (1, "With custom: steps at the end that are always computed."),
+}
+"""Default and tooltip of each number."""
+
+
+class ParallelCache(io.ComfyNode):  # type: ignore[misc]
+    """A step cache for the MODEL of a parallel loader."""
+
+    @classmethod
+    @override
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ParallelCache",
+            display_name="Parallel Cache",
+            category="Parallel DiT",
+            description="Computes only some steps of a sampling and forecasts the others from them. Approximate: the "
+            "picture differs a little. For models that take 12 steps or more, with any sampler and any exact layout.",
+            inputs=[
+                io.Model.Input("model", tooltip="The MODEL of Parallel Loader or Parallel Model."),
+                io.Combo.Input("mode", options=[OFF, *PRESETS, CUSTOM], default=PRESETS[0], tooltip=MODE_TOOLTIP),
+                *(
+                    io.Int.Input(
+                        name, default=default, min=LIMITS[name][0], max=LIMITS[name][1], tooltip=tooltip, optional=True,
+                        extra_dict={"advanced": True},
+                    )
+                    for name, (default, tooltip) in NUMBERS.items()
+                ),
+            ],
+            outputs=[io.Model.Output(tooltip="For KSampler and other sampling nodes, and for Parallel Sampler.")],
+            hidden=[io.Hidden.unique_id, io.Hidden.dynprompt],
+        )  # fmt: skip
+
+    @classmethod
+    @override
+    def execute(
+        cls, model: Any, mode: str = PRESETS[0], interval: int = 2, order: int = 1, warmup: int = 1, first: int = 0,
+        final: int = 1,
+    ) -> io.NodeOutput:  # fmt: skip
+        """Return the MODEL with the choice among its options."""
+        if not isinstance(model, RemotePatcher):
+            raise InvalidRequest(
+                "Parallel Cache needs the MODEL of Parallel Loader or Parallel Model; EasyCache does the same for others"
+            )
+        if mode not in (OFF, *PRESETS, CUSTOM):
+            raise InvalidRequest(f"mode {mode!r} does not exist: {', '.join((OFF, *PRESETS, CUSTOM))} do")
+        given = {"interval": interval, "order": order, "warmup": warmup, "first": first, "final": final}
+        numbers = {name: as_int(value, f"step cache {name}") for name, value in given.items()}
+        settings = StepCache(**numbers) if mode == CUSTOM else None
+        chosen = model.clone()
+        options = chosen.model_options.setdefault("transformer_options", {})
+        options.pop(OPTION, None)
+        if mode != OFF:
+            options[OPTION] = CacheChoice(mode=mode, settings=settings, node_id=_shown_on(cls.hidden))
+            choice_of(chosen.model_options)
+        return io.NodeOutput(chosen)
+
+
+def _shown_on(hidden: Any) -> str | None:
+    """Return the node that the user sees; None if no workflow runs."""
+    if hidden is None or hidden.dynprompt is None:
+        return None
+    shown: str = hidden.dynprompt.get_display_node_id(hidden.unique_id)
+    show_on_node(shown, "the result is approximate")
+    return shown

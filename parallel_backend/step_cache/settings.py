@@ -1,0 +1,55 @@
+"""``StepCache``: which steps of a sampling are forecast instead of computed, as a request says it."""
+
+from dataclasses import dataclass
+
+from ..errors import InvalidRequest
+
+LIMITS = {"interval": (1, 16), "order": (0, 2), "warmup": (1, 10000), "first": (0, 10000), "final": (0, 10000)}
+"""Smallest and largest value of each number."""
+PRESETS = ("safe", "fast")
+"""Names of settings that depend on the number of steps."""
+_INTERVALS = {"safe": ((40, 3), (12, 2)), "fast": ((40, 4), (16, 3), (12, 2))}
+"""By preset: from how many steps on which interval. Fewer steps are too far from one another to forecast any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCache:
+    """A fixed schedule of computed and forecast steps, which needs no decision by what the ranks compute.
+
+    A forecast is the polynomial in the model's time through the last computed predictions, as in TaylorSeer
+    (https://arxiv.org/abs/2503.06923), but of the whole stack of blocks.
+
+    Attributes:
+        interval: of so many steps one is computed and the others are forecast. 1 forecasts none.
+        order: degree of the polynomial: 0 repeats the last prediction. It is lower until there are enough of them.
+        warmup: steps that are computed at the start, and again after a switch of transformers and after a recovery.
+        first: index of the first step that may be forecast.
+        final: steps at the end that are computed.
+
+    Raises:
+        InvalidRequest: a number is out of its range.
+    """
+
+    interval: int
+    order: int = 1
+    warmup: int = 1
+    first: int = 0
+    final: int = 1
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in LIMITS.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise InvalidRequest(f"step cache {name}={value}: {least} to {most} works")
+
+
+def preset(name: str, steps: int) -> StepCache | None:
+    """Return the settings of a preset for a number of steps; None if all of them are computed.
+
+    Raises:
+        InvalidRequest: there is no such preset.
+    """
+    if name not in PRESETS:
+        raise InvalidRequest(f"step cache {name!r} does not exist: {', '.join(PRESETS)} do")
+    interval = next((interval for least, interval in _INTERVALS[name] if steps >= least), 1)
+    return StepCache(interval=interval) if interval > 1 else None
