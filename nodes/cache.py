@@ -14,8 +14,8 @@ from .remote.step_cache import OPTION, CacheChoice, choice_of
 
 OFF, CUSTOM = "off", "custom"
 MODE_TOOLTIP = (
-    "off: all steps are computed. safe: hardly a visible difference; from 12 steps on it computes every second, from 40 "
-    "on every third. fast: with a visible difference; from 16 steps on every third, from 40 on every fourth. "
+    "off: all steps are computed. safe: hardly a visible difference; from 12 steps on it computes every second, from "
+    "40 on every third. fast: with a visible difference; from 16 steps on every third, from 40 on every fourth. "
     "custom: the inputs below. Distilled models with 4 to 8 steps gain nothing."
 )
 NUMBERS = {
@@ -71,7 +71,7 @@ class ParallelCache(io.ComfyNode):  # type: ignore[misc]
         """Return the MODEL with the choice among its options."""
         if not isinstance(model, RemotePatcher):
             raise InvalidRequest(
-                "Parallel Cache needs the MODEL of Parallel Loader or Parallel Model; EasyCache does the same for others"
+                "Parallel Cache needs the MODEL of Parallel Loader or Parallel Model; for any other, use EasyCache"
             )
         if mode not in (OFF, *PRESETS, CUSTOM):
             raise InvalidRequest(f"mode {mode!r} does not exist: {', '.join((OFF, *PRESETS, CUSTOM))} do")

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..backend.connection import show_on_node
 from ..backend.noted_steps import executing_origin, note_approximation
 from ..picture_metadata import label_running_prompt
-from .step_cache import METHOD, CachedSampling, CacheChoice, choice_of, too_few
+from .step_cache import METHOD, CacheChoice, CachedSampling, choice_of, too_few
 
 
 class Cacheable(Protocol):

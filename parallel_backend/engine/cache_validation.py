@@ -35,6 +35,6 @@ def check_cached_loop(message: Sample, layout: ParallelLayout) -> None:
         return
     kind = layout.approximation or "pipeline stages"
     raise InvalidRequest(
-        f'a step cache does not work with layout "{layout}" ({kind}) in the backend\'s step loop: switch the cache off, '
-        "or use a layout of cfg, data, ulysses, ring and tensor"
+        f'a step cache does not work with layout "{layout}" ({kind}) in the backend\'s step loop: switch the cache '
+        "off, or use a layout of cfg, data, ulysses, ring and tensor"
     )

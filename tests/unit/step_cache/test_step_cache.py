@@ -75,6 +75,7 @@ def test_a_call_at_the_time_of_an_earlier_one_takes_its_place() -> None:
     history = StepHistory[str](StepCache(interval=2, final=0))
     first, second, third = moments(3)
     for moment, value in ((first, 1.0), (second, 5.0), (second, 3.0)):
+        history.skips(moment)
         history.add(moment, {"a": torch.tensor([value])})
     assert history.skips(third)
     assert history.forecast(third)["a"].item() == pytest.approx(5.0)
