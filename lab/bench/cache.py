@@ -84,8 +84,8 @@ class CachedLoop:
         """Format the result as text."""
         outcome = "FAILED" if self.failed else "passed"
         return (
-            f"{outcome}   {self.layout or 'one rank'}, cache {self.mode}: {self.seconds:.2f} s, {self.speedup:.2f}x over "
-            f"all steps ({self.saved:.2f}x by calls), {self.over_one_rank:.2f}x over one rank"
+            f"{outcome}   {self.layout or 'one rank'}, cache {self.mode}: {self.seconds:.2f} s, {self.speedup:.2f}x "
+            f"over all steps ({self.saved:.2f}x by calls), {self.over_one_rank:.2f}x over one rank"
         )
 
 

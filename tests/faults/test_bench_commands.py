@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from lab.__main__ import main
+from lab.bench.cache import CachedLoop
 from lab.bench.projections.command import WAYS, WaysTaken
 from lab.bench.recovery import ROWS, Recovery
-from lab.bench.cache import CachedLoop
 from lab.bench.resume import KeptState
 from lab.bench.step.report import describe
 from lab.bench.step.run import Table
