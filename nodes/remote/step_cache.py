@@ -1,7 +1,7 @@
 """The step cache of a MODEL: what Parallel Cache chose, and how it goes in one sampling."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -90,9 +90,8 @@ class CachedSampling:
 
     def label(self) -> dict[str, Any]:
         """What saved images say about it."""
-        settings = {name: getattr(self.settings, name) for name in ("interval", "order", "warmup", "first", "final")}
         return {
-            "approximate": METHOD, "cache": self.choice.mode, "forecast": round(self.share, 3), **settings,
+            "approximate": METHOD, "cache": self.choice.mode, "forecast": round(self.share, 3), **asdict(self.settings),
         }  # fmt: skip
 
 

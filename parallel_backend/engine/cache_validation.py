@@ -25,6 +25,19 @@ def check_position(message: Forward, shapes: Mapping[str, Shape]) -> None:
         raise InvalidRequest(f"{POSITION} {given}: a step cache needs the step's index and the number of steps, [2]")
 
 
+def check_decided(message: Forward, layout: ParallelLayout) -> None:
+    """Refuse a cache that decides by the first block where a rank lacks it.
+
+    Raises:
+        InvalidRequest: the layout has pipeline stages.
+    """
+    if message.cache is not None and message.cache.method != "schedule" and layout.pipe > 1:
+        raise InvalidRequest(
+            f"step cache method={message.cache.method} looks at the first block, which only the first stage of "
+            f"pipe={layout.pipe} has: use method=schedule, or a layout without pipe"
+        )
+
+
 def check_cached_loop(message: Sample, layout: ParallelLayout) -> None:
     """Refuse a cache in a loop that forecasts in a way of its own, or has no whole predictions.
 

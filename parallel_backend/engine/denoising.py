@@ -32,7 +32,7 @@ from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.sampling_context import SamplingContext
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
-from .cached_run import CachedRun
+from .cached_run import CachedRun, Shards
 from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
 from .request import ActiveRequest, Tensors, measured
@@ -125,9 +125,11 @@ class Denoising:
         if denoiser is None:
             return {}
         compute = partial(self._computed, denoiser)
-        return self._cached.answer(self.request.tensors, denoiser, compute) if self._cached else compute()
+        if self._cached:
+            return self._cached.answer(self.request.tensors, denoiser, compute)
+        return compute(denoiser.shards) or {}
 
-    def _computed(self, denoiser: Denoiser) -> Tensors:
+    def _computed(self, denoiser: Denoiser, shards: Shards) -> Tensors | None:
         message = self.request.message
         assert isinstance(message, Forward)
         shared = self._shared(denoiser.mesh)
@@ -139,7 +141,10 @@ class Denoising:
         with self._computing("denoising"):
             noted = self._noted_forward(denoiser)
             with measured(message, denoiser.mesh.all_ranks, self.components.device) as measurement, noted:
-                predictions = denoiser.gather(denoiser.shards(local))
+                found = shards(local)
+                predictions = None if found is None else denoiser.gather(found)
+            if predictions is None:
+                return None
             results = {str(i): to_cpu(prediction) for i, prediction in predictions.items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 

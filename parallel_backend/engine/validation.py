@@ -21,7 +21,7 @@ from ..protocol.messages import POSITION, Forward, Sample
 from ..protocol.model_spec import Adapter
 from ..protocol.packing import packed_shape
 from ..strategies import STRATEGIES
-from .cache_validation import check_cached_loop, check_position
+from .cache_validation import check_cached_loop, check_decided, check_position
 from .loop_validation import check_settings, check_tensors
 
 _DIMS = ("frames", "height", "width")
@@ -54,7 +54,9 @@ def check_forward(
                 f"timestep has shape {list(timestep)}: one timestep a sample is needed, {list(latent[:1])}"
             )
         _check_batch(shapes, latent[0])
-    return _denoising(message, family, config, branches, world_size, _skipped(message, geometry.layers))
+    plan = _denoising(message, family, config, branches, world_size, _skipped(message, geometry.layers))
+    check_decided(message, plan.layout)
+    return plan
 
 
 def check_sample(

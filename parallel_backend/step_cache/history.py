@@ -47,6 +47,11 @@ class StepHistory(Generic[K]):
             self._forget()
         return may_forecast(self.cache, moment, computed=self._steps, last=self._last)
 
+    @property
+    def fixed(self) -> bool:
+        """Whether ``skips`` decides alone; otherwise it says what may be forecast."""
+        return self.cache.method == "schedule"
+
     def forecast(self, moment: Moment) -> dict[K, Tensor]:
         """Return the forecast of a call that ``skips`` allows."""
         self.calls, self.forecasts = self.calls + 1, self.forecasts + 1

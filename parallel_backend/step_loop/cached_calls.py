@@ -1,45 +1,53 @@
 """The step cache of a whole step loop: every rank keeps the guided predictions and decides by the calls alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ..denoiser.change_gate import ChangeGate
+from ..denoiser.denoiser import Inputs
 from ..protocol.messages import FORECASTS
-from ..samplers.samplers import SAMPLERS
 from ..step_cache.history import StepHistory
 from ..step_cache.schedule import Moment, step_of
 from ..step_cache.settings import StepCache
 from .sampling_context import SamplingContext
 
-X0 = "x0"
-Predict = Callable[[Tensor, Tensor], Tensor]
-"""``(x, sigma)`` to the guided prediction, computed."""
+GUIDED = "guided"
+Shards = Callable[[Mapping[int, Inputs]], dict[int, Tensor] | None]
+Predict = Callable[[Tensor, Tensor, Shards | None], Tensor | None]
+"""``(x, sigma, shards)`` to the guided prediction; None if ``shards``, which stands for the denoiser's own, is None."""
 
 
 class CachedCalls:
-    """Answers the calls of one step loop. The forecasts of all ranks have the same bits, and no rank asks another.
+    """Answers the calls of one step loop. The forecasts of all ranks have the same bits.
 
-    Where a sampler adds noise in each step, the denoised latent is forecast, which does not depend on that noise;
-    elsewhere the prediction, whose forecast is better.
+    With a schedule no rank asks another.
     """
 
     def __init__(self, cache: StepCache, setting: SamplingContext, predict: Predict) -> None:
         self._setting, self._predict = setting, predict
         self._history = StepHistory[str](cache)
-        self._noisy = bool(SAMPLERS[setting.message.sampler].noise)
         self._moments = _moments(setting)
+        denoiser, plan = setting.denoiser, setting.denoiser.plan
+        whole, samples = denoiser.mesh.all_ranks, max(plan.samples)
+        self._gate = ChangeGate(cache, whole, branches=plan.branches, samples=samples)
 
     def x0(self, x: Tensor, sigma: Tensor) -> Tensor:
         """Return the guided x0 of the next call."""
         moment = next(self._moments)
-        if self._history.skips(moment):
-            value = self._history.forecast(moment)[X0]
-            return value if self._noisy else self._setting.x0(x, sigma, value)
-        out = self._predict(x, sigma)
-        x0 = self._setting.x0(x, sigma, out)
-        self._history.add(moment, {X0: x0 if self._noisy else out})
-        return x0
+        out, may = None, self._history.skips(moment)
+        if not self._history.fixed:
+            shards = partial(self._setting.denoiser.shards_unless, gate=self._gate, may=may)
+            out = self._predict(x, sigma, shards)
+        elif not may:
+            out = self._predict(x, sigma, None)
+        if out is None:
+            out = self._history.forecast(moment)[GUIDED]
+        else:
+            self._history.add(moment, {GUIDED: out})
+        return self._setting.x0(x, sigma, out)
 
     def counts(self) -> dict[str, Tensor]:
         """Return how many calls were forecast, and how many there were."""

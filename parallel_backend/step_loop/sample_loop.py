@@ -8,7 +8,7 @@ from ..distributed import rank_speeds
 from ..distributed.collectives import agree
 from ..errors import Cancelled
 from ..samplers.interface import ModelCall
-from .cached_calls import CachedCalls
+from .cached_calls import CachedCalls, Shards
 from .sampling_context import Report, SamplingContext
 from .schedule import ViewSchedule, call_kinds
 
@@ -44,17 +44,22 @@ class SampleLoop:
         self._check_cancelled()
         if self.cached:
             return self.cached.x0(x, sigma)
-        return self.setting.x0(x, sigma, self._predict(x, sigma))
+        out = self._predict(x, sigma, None)
+        assert out is not None
+        return self.setting.x0(x, sigma, out)
 
-    def _predict(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """The guided prediction for ``x`` at ``sigma``.
+    def _predict(self, x: Tensor, sigma: Tensor, shards_unless: Shards | None) -> Tensor | None:
+        """The guided prediction for ``x`` at ``sigma``; None if ``shards_unless`` says that it is to be forecast.
 
         Each rank applies guidance to its tokens before they are gathered. Gathering both branches first would send
         twice as much.
         """
         setting = self.setting
         inputs = setting.inputs(setting.inpainting.model_input(x, sigma), sigma)
-        shards = self.denoiser.shards(inputs, self.views.next())
+        view = self.views.next()
+        shards = shards_unless(inputs) if shards_unless else self.denoiser.shards(inputs, view)
+        if shards is None:
+            return None
         guided = setting.guided(self.denoiser.comparable(shards))
         return self.denoiser.latent(guided)
 

@@ -11,7 +11,6 @@ from parallel_backend.protocol.messages import FORECASTS, HISTORY, KEPT, POSITIO
 from parallel_backend.protocol.run_key import is_changing
 from parallel_backend.protocol.tensors import is_sent
 from parallel_backend.samplers.interface import run_sampler
-from parallel_backend.samplers.samplers import SAMPLERS
 from parallel_backend.step_cache.settings import StepCache
 from parallel_backend.step_loop.request_sampler import RequestSampler
 from tests.ranks import driver, requests
@@ -41,7 +40,7 @@ def line(points, time):
 
 
 def alone(case, sampler="euler", first=0, x=None, computed=COMPUTED):
-    """The samples of one process: stock forwards, and lines through their predictions, or through x0 with noise."""
+    """The samples of one process: stock forwards, and lines through their guided predictions."""
     inputs, model, points, steps = case.sample_inputs(SIGMAS), tiny.transformer(SIZES), [], iter(range(first, 99))
 
     def predict(latent, sigma, branch):
@@ -52,13 +51,11 @@ def alone(case, sampler="euler", first=0, x=None, computed=COMPUTED):
         return out[:, :, : latent.shape[2], : latent.shape[3], : latent.shape[4]]
 
     def denoise(latent, sigma):
-        noisy, step = bool(SAMPLERS[sampler].noise), next(steps)
-        if step not in computed:
-            value = line(points, float(sigma))
-            return value if noisy else latent - sigma * value
+        if next(steps) not in computed:
+            return latent - sigma * line(points, float(sigma))
         out = predict(latent, sigma, 1)
         out = out + (predict(latent, sigma, 0) - out) * CFG
-        points.append((float(sigma), latent - sigma * out if noisy else out))
+        points.append((float(sigma), out))
         return latent - sigma * out
 
     message = Sample(model=requests.spec(""), branches=2, sampler=sampler, cfg=CFG, seed=requests.SEED)
@@ -223,3 +220,59 @@ def test_a_position_belongs_to_a_cache(pools, path):
     assert "position has no use without a step cache" in errors[0]
     assert "position is missing: a step cache needs" in errors[1]
     assert "position has shape [1]" in errors[2]
+
+
+DECIDED = [
+    StepCache(interval=4, method="residual", threshold=0.6),
+    StepCache(interval=4, method="change", threshold=0.4),
+]
+"""Caches that forecast some of the steps of SIGMAS, and not all that they may."""
+
+
+@pytest.mark.parametrize("cache", DECIDED, ids=lambda cache: cache.method)
+def test_ranks_decide_alike_by_the_first_block(pools, path, cache):
+    case = Case()
+    layouts = (("", 1), ("ulysses=3", 3), ("ring=3", 3), ("tensor=3", 3), ("ulysses=3 shard_weights", 3), ("cfg=2", 3))
+    found = [pools(3).run(driver.handle, *sample(path, layout, ranks, case, cache=cache)) for layout, ranks in layouts]
+    forecasts, calls = found[0][0]["tensors"][FORECASTS].tolist()
+    may = 8 - len({0, 4, 7})
+    assert 0 < forecasts < may, "the threshold decides"
+    for answers in found:
+        assert answers[0]["tensors"][FORECASTS].tolist() == [forecasts, calls]
+        samples = answers[0]["tensors"]["samples"]
+        assert requests.relative_error(samples, found[0][0]["tensors"]["samples"]) <= 1e-4
+
+
+@pytest.mark.parametrize("cache", DECIDED, ids=lambda cache: cache.method)
+@pytest.mark.parametrize("layout", ["ulysses=3", "cfg=2", "data=2"])
+def test_steps_decide_as_the_loop_does(pools, path, layout, cache):
+    case = Case(texts=(9, 4))
+    inputs = case.sample_inputs(SIGMAS)
+    texts = {name: tensor for name, tensor in inputs.items() if "." in name}
+    message, _ = requests.forward(requests.spec(path, layout, ranks=3), case)
+    loop = pools(3).run(driver.handle, *sample(path, layout, 3, case, cache=cache))[0]["tensors"]
+    found = pools(3).run(steps_of, replace(message, steps=True, cache=cache), texts, inputs["x"])
+    assert sum(forecast for forecast, _ in found[0]["forecast"]) == loop[FORECASTS][0]
+    assert requests.relative_error(found[0]["x"], loop["samples"]) <= 1e-4
+
+
+@pytest.mark.parametrize("cache", DECIDED, ids=lambda cache: cache.method)
+def test_a_threshold_of_zero_computes_all_and_a_large_one_what_it_must(pools, path, cache):
+    case = Case()
+    exact = pools(3).run(driver.handle, *sample(path, "ulysses=3", 3, case, cache=None))[0]["tensors"]["samples"]
+    none, most = (
+        pools(3).run(driver.handle, *sample(path, "ulysses=3", 3, case, cache=replace(cache, threshold=each)))
+        for each in (0.0, 10.0)
+    )
+    assert none[0]["tensors"][FORECASTS].tolist() == [0, 8]
+    assert requests.relative_error(none[0]["tensors"]["samples"], exact) <= 1e-5
+    assert most[0]["tensors"][FORECASTS].tolist() == [5, 8]
+
+
+def test_a_stage_without_the_first_block_cannot_decide(pools, path):
+    message, tensors = requests.forward(requests.spec(path, "pipe=3", ranks=3), Case())
+    tensors |= {POSITION: torch.tensor([0, 8])}
+    answers = pools(3).run(driver.handle, replace(message, cache=DECIDED[0]), tensors)
+    assert all(
+        "looks at the first block, which only the first stage of pipe=3 has" in each["error"] for each in answers
+    )
