@@ -14,8 +14,12 @@ METHODS: tuple[Method, ...] = ("schedule", "residual", "change")
 changes of its modulated input, added up since then."""
 PRESETS = ("safe", "fast")
 """Names of settings that depend on the number of steps."""
-_INTERVALS = {"safe": ((40, 3), (12, 2)), "fast": ((40, 4), (16, 3), (12, 2))}
-"""By preset: from how many steps on which interval. Fewer steps are too far from one another to forecast any."""
+_FROM = {
+    "safe": {40: (3, 1, 0), 12: (2, 2, 1)},
+    "fast": {40: (4, 1, 0), 16: (3, 1, 1), 12: (2, 2, 1)},
+}
+"""By preset: from how many steps on which interval, warm-up and computed steps at the end. Fewer steps are too far from
+one another to forecast any, and many are so close that the last one may be forecast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,5 +70,7 @@ def preset(name: str, steps: int) -> StepCache | None:
     """
     if name not in PRESETS:
         raise InvalidRequest(f"step cache {name!r} does not exist: {', '.join(PRESETS)} do")
-    interval = next((interval for least, interval in _INTERVALS[name] if steps >= least), 1)
-    return StepCache(interval=interval) if interval > 1 else None
+    for least, (interval, warmup, final) in _FROM[name].items():
+        if steps >= least:
+            return StepCache(interval=interval, warmup=warmup, final=final)
+    return None

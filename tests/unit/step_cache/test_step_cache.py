@@ -105,7 +105,9 @@ def test_a_call_belongs_to_the_step_around_it(sigma: float, step: int) -> None:
     assert step_of(sigma, [1.0, 0.8, 0.5, 0.0]) == step
 
 
-@pytest.mark.parametrize(("name", "steps", "least"), [("safe", 24, 1.84), ("safe", 50, 2.75), ("fast", 24, 2.6)])
+@pytest.mark.parametrize(
+    ("name", "steps", "least"), [("safe", 24, 1.84), ("safe", 50, 2.9), ("fast", 24, 2.6), ("fast", 50, 3.8)]
+)
 def test_a_preset_saves_what_the_page_says(name: str, steps: int, least: float) -> None:
     cache = preset(name, steps)
     assert cache is not None
