@@ -97,7 +97,7 @@ class ChangeGate:
         return max((change / size for change, size in zip(sums[::2], sums[1::2], strict=True) if size), default=0.0)
 
     def _take_input(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._input = kwargs.get("hidden_states", args[0] if args else None)
+        self._input = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
 
     def _clear(self) -> None:
         self._seen, self._sums = {}, [0.0] * (2 * self._shape[0] * self._shape[1])
