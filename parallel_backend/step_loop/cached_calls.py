@@ -37,7 +37,8 @@ class CachedCalls:
     def x0(self, x: Tensor, sigma: Tensor) -> Tensor:
         """Return the guided x0 of the next call."""
         moment = next(self._moments)
-        out, may = None, self._history.skips(moment)
+        may = self._history.skips(moment)
+        out: Tensor | None = None
         if not self._history.fixed:
             shards = partial(self._setting.denoiser.shards_unless, gate=self._gate, may=may)
             out = self._predict(x, sigma, shards)

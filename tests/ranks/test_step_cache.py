@@ -1,5 +1,6 @@
 """Step caches on several ranks: the same picture as one process with the same schedule, and the same forwards."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -276,3 +277,38 @@ def test_a_stage_without_the_first_block_cannot_decide(pools, path):
     assert all(
         "looks at the first block, which only the first stage of pipe=3 has" in each["error"] for each in answers
     )
+
+
+def drawn(seed):
+    """A random layout, request and cache."""
+    rng = random.Random(seed)
+    method = rng.choice(["schedule", "schedule", "residual", "change"])
+    cache = StepCache(
+        interval=rng.randint(1, 5), order=rng.randint(0, 2), warmup=rng.randint(1, 3), first=rng.randint(0, 3),
+        final=rng.randint(0, 2), method=method, threshold=rng.choice([0.05, 0.2, 0.5, 1.0, 10.0]),
+    )  # fmt: skip
+    options = {
+        "sampler": rng.choice(["euler", "euler", "heun", "dpm_2", "dpmpp_2m", "uni_pc", "euler_ancestral"]),
+        "cfg": rng.choice([1.0, 4.0, 7.5]),
+        "cache": cache,
+    }
+    layouts = [each for each in LAYOUTS if options["cfg"] != 1.0 or each != "cfg=2"]
+    steps = rng.randint(1, 14)
+    sigmas = torch.tensor([1 - (step / steps) ** rng.choice([0.7, 1.0, 1.6]) for step in range(steps)] + [0.0])
+    case = Case(batch=rng.randint(1, 3), texts=rng.choice([(9, 9), (9, 4)]), seed=seed)
+    return rng.choice(layouts), case, options, sigmas.sort(descending=True).values
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))])
+def test_random_prompts_give_what_one_rank_gives(pools, path, seed):
+    for number in range(10 * seed, 10 * seed + 10):
+        layout, case, options, sigmas = drawn(number)
+        found = []
+        for each, ranks in (("", 1), (layout, 3)):
+            message, tensors = requests.sample(requests.spec(path, each, ranks=ranks), case, **options)
+            answers = pools(3).run(driver.handle, message, tensors | {"sigmas": sigmas})
+            assert answers[0]["error"] is None, (number, layout, options)
+            found.append(answers[0]["tensors"])
+        assert torch.equal(found[0][FORECASTS], found[1][FORECASTS]), (number, layout, options)
+        error = requests.relative_error(found[1]["samples"], found[0]["samples"])
+        assert error <= 1e-4, (number, layout, options, error)
