@@ -32,6 +32,7 @@ from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.sampling_context import SamplingContext
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
+from .cached_run import CachedRun, Shards
 from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
 from .planned import Planner, by_planner
@@ -70,6 +71,8 @@ class Denoising:
         self._names: list[dict[str, str]] = []
         self._next: Tensors | None = None
         self._stays = False
+        message = request.message
+        self._cached = CachedRun(message.cache) if isinstance(message, Forward) and message.cache else None
 
     def forward(self) -> Tensors:
         """Run a ``Forward``: the prediction of each branch on rank 0, an empty dict on other ranks."""
@@ -108,6 +111,7 @@ class Denoising:
         """
         takes = tensors is not None and self._fits(tensors) and first_not_finite(tensors) < 0
         whole = {**(self.request.tensors or {}), **(tensors or {})} if takes else None
+        self.request = replace(self.request, tensors=whole)
         mesh = self._denoiser.mesh if self._denoiser else None
         if mesh and mesh.all_ranks.size == world.size and self.components.device.type == "cpu":
             self._next = share_step(self.request.metas, whole, self._constant, mesh.all_ranks)
@@ -129,7 +133,7 @@ class Denoising:
 
     def release(self) -> None:
         """Refer to no weights, mesh and tensors any more."""
-        self._denoiser, self._constant = None, {}
+        self._denoiser, self._cached, self._constant = None, None, {}
 
     def __enter__(self) -> "Denoising":
         return self
@@ -139,10 +143,17 @@ class Denoising:
             self.release()
 
     def _predictions(self, shared: Tensors | None = None) -> Tensors:
-        message, denoiser = self.request.message, self._denoiser
-        assert isinstance(message, Forward)
+        denoiser = self._denoiser
         if denoiser is None:
             return {}
+        compute = partial(self._computed, denoiser, shared)
+        if self._cached:
+            return self._cached.answer(self.request.tensors, denoiser, compute)
+        return compute(denoiser.shards) or {}
+
+    def _computed(self, denoiser: Denoiser, shared: Tensors | None, shards: Shards) -> Tensors | None:
+        message = self.request.message
+        assert isinstance(message, Forward)
         shared = self._share(self.request.tensors, denoiser.mesh) if shared is None else shared
         local = {
             i: denoiser.own(i, {argument: shared[name] for argument, name in self._names[i].items()})
@@ -152,7 +163,10 @@ class Denoising:
         with self._computing("denoising"):
             noted = self._noted_forward(denoiser)
             with measured(message, denoiser.mesh.all_ranks, self.components.device) as measurement, noted:
-                predictions = denoiser.gather(denoiser.shards(local))
+                found = shards(local)
+                predictions = None if found is None else denoiser.gather(found)
+            if predictions is None:
+                return None
             results = {str(i): to_cpu(prediction) for i, prediction in predictions.items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 

@@ -308,10 +308,14 @@ class Family(ABC):
         """Return small models of every kind that the family has, by name."""
 
     def used_blocks(self, state: State) -> list[Block]:
-        """Return the blocks that ``run`` runs for a state, in order: those that it does not skip."""
+        """Return the blocks that ``run`` runs for a state, in order: those of its part that it does not skip."""
         with_weights = [block for block in self.blocks if block.modules]
         skipped = [block for i, block in enumerate(with_weights, start=self._first_block) if i in state.skipped]
-        return [block for block in self.blocks if block not in skipped]
+        used = [block for block in self.blocks if block not in skipped]
+        if state.part == "all":
+            return used
+        end = next((i for i, block in enumerate(used, 1) if block.modules), len(used))
+        return used[:end] if state.part == "first" else used[end:]
 
     def _run_blocks(self, state: State) -> State:
         for block in self.used_blocks(state):

@@ -109,6 +109,7 @@ _MODELS: Refused = {
     "long_path": (_model(path="x" * 5000), PATH),
     "adapter": (_text(adapters=[{"path": "a\0", "id": "a", "strength": 1.0}]), PATH),
     "overlay": (_text(overlay={"path": "a\0", "id": "a"}), PATH),
+    "step_cache": (header("Forward", {"model": MODEL, "branches": 1, "cache": {"interval": 0}}), "1 to 16 works"),
     "many_devices": (_devices(indices=[0] * 65), "65 devices are more than 64"),
     "device": (_devices(indices=[-1]), "the number of a device is from 0 to 1023"),
     "hosts": (_devices(hosts=["", "b", "b"]), "the devices need one host each"),

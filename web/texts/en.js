@@ -142,7 +142,7 @@ export default {
   "settings.fixed": "The variable {variable} is set where ComfyUI was started, and goes before this.",
   "settings.refused": "{name} stays as it was",
   "notice.approximate": "This result is approximate",
-  "notice.approximate.how": "By {kind}. It differs a little from the exact one; other layouts are exact.",
+  "notice.approximate.how": "By {kind}. It differs a little from the exact one.",
   "notice.recovered": "Parallel DiT went on after a problem",
   "notice.failed": "Parallel DiT could not do this",
   "contact.several": "{count} GPUs were found: {names}. Make the open workflow parallel, or begin with a template.",

@@ -142,7 +142,7 @@ export default {
   "settings.fixed": "启动 ComfyUI 时已设置变量 {variable}，它优先于此设置。",
   "settings.refused": "“{name}”保持不变",
   "notice.approximate": "此结果为近似",
-  "notice.approximate.how": "方法：{kind}。与精确结果略有差别；其他布局是精确的。",
+  "notice.approximate.how": "方法：{kind}。与精确结果略有差别。",
   "notice.recovered": "并行 DiT 在出现问题后继续运行",
   "notice.failed": "并行 DiT 未能完成",
   "contact.several": "发现 {count} 个 GPU：{names}。可将打开的工作流并行化，或从模板开始。",
