@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +10,9 @@ import comfy.controlnet
 import comfy.model_patcher
 import comfy.ops
 import torch
-from helpers.loras import Lora
+from helpers.scene import Scene
 from natives.case import seeded
 from torch import Tensor
-
-TEMPORAL = {"ltx": 8, "mochi": 6}
-SPATIAL = {"ltx": 32, "flux2": 16}
-"""Frames, and rows or columns of the picture, per latent position, where they are not 4 and 8."""
 
 WHOLE = {"start_percent": 0.0, "end_percent": 1.0}
 VALUES: dict[str, dict[str, Any]] = {
@@ -63,39 +59,6 @@ LEFT_OUT = {("LTXVAddGuide", "attention_mask"), ("LTXVAddGuide", "iclora_paramet
 
 class UnknownInput(Exception):
     """A node needs an object of a type that ``OBJECTS`` lacks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """What is sampled.
-
-    Attributes:
-        family: the model's.
-        lora: a LoRA of the family.
-        model: a MODEL.
-        positive: CONDITIONING.
-        negative: CONDITIONING.
-        latent: LATENT.
-    """
-
-    family: str
-    lora: Lora
-    model: Any
-    positive: list[Any]
-    negative: list[Any]
-    latent: dict[str, Any]
-
-    @property
-    def scale(self) -> tuple[int, int]:
-        """Frames, and rows or columns, per latent position."""
-        return TEMPORAL.get(self.family, 4), SPATIAL.get(self.family, 8)
-
-    @property
-    def pixels(self) -> tuple[int, int, int]:
-        """Frames, rows and columns of the latent's picture."""
-        shape, (temporal, spatial) = self.latent["samples"].shape, self.scale
-        frames = (shape[2] - 1) * temporal + 1 if len(shape) == 5 else 1
-        return frames, shape[-2] * spatial, shape[-1] * spatial
 
 
 class FakeVae:

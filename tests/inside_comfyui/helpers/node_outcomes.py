@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from helpers.inside_fixtures import ksampler, parallel_sampler, relative_error
-from helpers.node_inputs import Scene, UnknownInput, apply
+from helpers.node_inputs import UnknownInput, apply
+from helpers.scene import Scene
 from torch import Tensor
 
 Outcome = Literal["works", "no effect", "refused", "fails"]

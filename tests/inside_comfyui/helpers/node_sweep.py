@@ -10,8 +10,8 @@ import comfyui_version
 from helpers import custom_cases, loras
 from helpers.custom_cases import without_backend
 from helpers.inside_fixtures import native_case
-from helpers.node_inputs import Scene
 from helpers.node_outcomes import Native, Outcome
+from helpers.scene import Scene
 from natives import CASES
 
 KNOWN = Path(__file__).parents[1] / "core_nodes.json"
