@@ -38,7 +38,7 @@ from .kept_tensors import KeptTensors
 from .planned import Planner, by_planner
 from .request import ActiveRequest, Tensors, measured
 from .shared_tensors import share_changing, share_constant, share_step
-from .tensor_values import first_not_finite, first_outside
+from .tensor_values import Tables, first_not_finite, first_outside
 from .validation import check_forward, check_sample
 from .working_memory import forward_bytes
 
@@ -324,13 +324,13 @@ class Denoising:
         return load
 
     def _check_rows(self, mesh: RankMesh) -> None:
-        """Refuse indices outside the model's embedding tables, on all ranks alike."""
-        checkpoint = self.components.checkpoint
-        rows = family_of(checkpoint.components["transformer"]).embedding_sizes(checkpoint.config("transformer"))
-        if not rows:
+        """Refuse indices outside the tables that they are for, on all ranks alike."""
+        checkpoint, request = self.components.checkpoint, self.request
+        family = family_of(checkpoint.components["transformer"])
+        known = Tables(rows=family.embedding_sizes(checkpoint.config("transformer")), levels=family.levels)
+        sizes = known.sizes({meta.name: meta.shape for meta in request.metas})
+        if not sizes:
             return
-        index, value = (agree(number, mesh.all_ranks) for number in first_outside(self.request.tensors or {}, rows))
+        index, value = (agree(number, mesh.all_ranks) for number in first_outside(request.tensors or {}, sizes))
         if index >= 0:
-            name = self.request.metas[index].name
-            last = rows[name.rpartition(".")[2]] - 1
-            raise InvalidRequest(f"{name} holds {value}, and this model knows 0 to {last} ({last} means no class)")
+            raise InvalidRequest(known.refusal(request.metas[index].name, value, sizes))

@@ -7,6 +7,7 @@ adapter with the stock ``forward``.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -104,6 +105,7 @@ class Family(ABC):
         float16: whether its activations fit into float16. As in ComfyUI, by its ``supported_inference_dtypes``.
         required: names of the inputs that a branch must have besides the latents and the timestep. All are batch first.
         optional: names of the inputs that a branch may have. All are batch first.
+        levels: inputs of indices into the second dim of another input, by their names.
         geometry: the static numbers of the model.
         module: the diffusers transformer.
         config: its config, complete.
@@ -124,6 +126,7 @@ class Family(ABC):
     float16: ClassVar[bool] = True
     required: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ()
+    levels: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     geometry: Geometry
     module: Any
