@@ -137,6 +137,5 @@ def _layout(
         InvalidRequest: the inputs contradict each other or are out of range.
     """
     return ParallelLayout(
-        **degrees, shard_weights=shard_weights, stale="" if stale == OFF else stale, patches=patches, warmup=warmup,
-        **parse_balance(balance),
+        **degrees, **parse_balance(balance), shard_weights=shard_weights, stale="" if stale == OFF else stale, patches=patches, warmup=warmup,
     )  # fmt: skip

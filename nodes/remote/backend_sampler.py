@@ -99,7 +99,7 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
                 shown = _packed_preview(shown, shapes)
             callback(progress.value - 1, shown, shown if len(shapes) > 1 else None, progress.total)
 
-        results = remote.handle.call(message, tensors, on_progress=progressed)
+        results: dict[str, Tensor] = remote.handle.call(message, tensors, on_progress=progressed)
         if remote.cached:
             remote.cached.count(results)
         return results["samples"]

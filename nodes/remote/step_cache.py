@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
-from ...parallel_backend.protocol.messages import FORECASTS, POSITION
+from ...parallel_backend.protocol.messages import FORECASTS, POSITION, new_id
 from ...parallel_backend.step_cache.schedule import step_of
 from ...parallel_backend.step_cache.settings import StepCache, preset
 
@@ -52,13 +52,14 @@ class CachedSampling:
         sigmas: of all steps.
 
     Attributes:
+        id: no other sampling has it.
         sigma: of the current call.
         forecasts: predictions that were forecast.
         calls: all predictions.
     """
 
     def __init__(self, choice: CacheChoice, settings: StepCache, sigmas: Tensor) -> None:
-        self.choice, self.settings = choice, settings
+        self.id, self.choice, self.settings = new_id(), choice, settings
         self._sigmas: Sequence[float] = sigmas.tolist()
         self.sigma = self._sigmas[0]
         self.forecasts = self.calls = 0

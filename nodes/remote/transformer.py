@@ -292,6 +292,7 @@ class RemoteTransformer(LooksNative, nn.Module):
             model=self._spec(len(calls)),
             branches=len(calls),
             cache=self.cached.settings if self.cached else None,
+            sampling=self.cached.id if self.cached else "",
             skipped=tuple(call.skipped for call in calls) if any(call.skipped for call in calls) else (),
             adapters=tuple(call.changes.adapters for call in calls),
             overlay=overlay,

@@ -17,10 +17,11 @@ from ..interfaces.geometry import Shapes
 from ..interfaces.state import State
 from ..interfaces.strategy import ParameterShapes
 from ..layout.partition import Partition
+from ..layout.stream_partition import StreamPartition
 from ..loading import partial
 from ..loading.offload_plan import PartSizes
 from ..loading.transformer_part import sizes_of
-from ..strategies.token_split import StreamPartition, TokenSplit
+from ..strategies.token_split import TokenSplit
 from .work import Work, count
 
 META = torch.device("meta")

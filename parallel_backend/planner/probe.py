@@ -23,11 +23,12 @@ from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.state import State
 from ..layout.partition import Partition
+from ..layout.stream_partition import StreamPartition
 from ..loading import partial
 from ..loading.room import room_on
 from ..progress import PROGRESS
 from ..protocol.messages import Trial
-from ..strategies.token_split import StreamPartition, TokenSplit
+from ..strategies.token_split import TokenSplit
 from .hardware.description import Curve, Device, Hardware, Link, parse, text
 from .layers import kind_of
 

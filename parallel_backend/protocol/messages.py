@@ -86,12 +86,14 @@ class Forward(MeasuredRequest):
     share them then, and blocks stream from the machine's memory if that is not enough.
     With ``steps``, rank 0 may leave the connection open after its reply, for a ``Step``.
     With ``cache``, the ranks may forecast the predictions from those of earlier requests that differ in latents, times
-    and ``POSITION``, which is then one of the tensors in. ``FORECASTS`` is one of the tensors out, of this request.
+    and ``POSITION``, which is then one of the tensors in, and have the same ``sampling``, which tells samplings with a
+    cache apart. ``FORECASTS`` is one of the tensors out, of this request.
     """
 
     branches: int
     steps: bool = False
     cache: StepCache | None = None
+    sampling: str = ""
     skipped: tuple[tuple[int, ...], ...] = ()
     adapters: tuple[tuple[Adapter, ...], ...] = ()
     overlay: Overlay | None = None

@@ -32,7 +32,7 @@ PROMPT = "async () => (await window.app.graphToPrompt()).output"
 RENDERERS = {"Nodes 2.0": True, "classic": False}
 
 
-@pytest.fixture(params=RENDERERS.values(), ids=RENDERERS)
+@pytest.fixture(params=list(RENDERERS.values()), ids=list(RENDERERS))
 def empty(request: pytest.FixtureRequest, page: "Page") -> "Iterator[Page]":
     """A page with an empty graph, in both ways that ComfyUI draws nodes."""
     page.evaluate("(on) => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)", request.param)

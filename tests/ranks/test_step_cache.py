@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from parallel_backend.protocol.messages import FORECASTS, HISTORY, KEPT, POSITIO
 from parallel_backend.protocol.run_key import is_changing
 from parallel_backend.protocol.tensors import is_sent
 from parallel_backend.samplers.interface import run_sampler
-from parallel_backend.step_cache.settings import StepCache
+from parallel_backend.step_cache.settings import Method, StepCache
 from parallel_backend.step_loop.request_sampler import RequestSampler
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
@@ -42,7 +43,8 @@ def line(points, time):
 
 def alone(case, sampler="euler", first=0, x=None, computed=COMPUTED):
     """The samples of one process: stock forwards, and lines through their guided predictions."""
-    inputs, model, points, steps = case.sample_inputs(SIGMAS), tiny.transformer(SIZES), [], iter(range(first, 99))
+    inputs, model, steps = case.sample_inputs(SIGMAS), tiny.transformer(SIZES), iter(range(first, 99))
+    points: list[tuple[float, torch.Tensor]] = []
 
     def predict(latent, sigma, branch):
         text = inputs[f"{branch}.encoder_hidden_states"]
@@ -59,7 +61,7 @@ def alone(case, sampler="euler", first=0, x=None, computed=COMPUTED):
         points.append((float(sigma), out))
         return latent - sigma * out
 
-    message = Sample(model=requests.spec(""), branches=2, sampler=sampler, cfg=CFG, seed=requests.SEED)
+    message = Sample(model=requests.spec(Path()), branches=2, sampler=sampler, cfg=CFG, seed=requests.SEED)
     kind = RequestSampler(message, inputs["sigmas"], inputs["x"].shape).of_part(lambda whole: whole)
     if first:
         return run_sampler(kind, denoise, x, inputs["sigmas"][first:], lambda *_: None)
@@ -301,7 +303,7 @@ def test_a_stage_without_the_first_block_cannot_decide(pools, path):
 def drawn(seed):
     """A random layout, request and cache."""
     rng = random.Random(seed)
-    method = rng.choice(["schedule", "schedule", "residual", "change"])
+    method: Method = rng.choice(["schedule", "schedule", "residual", "change"])
     cache = StepCache(
         interval=rng.randint(1, 5), order=rng.randint(0, 2), warmup=rng.randint(1, 3), first=rng.randint(0, 3),
         final=rng.randint(0, 2), method=method, threshold=rng.choice([0.05, 0.2, 0.5, 1.0, 10.0]),

@@ -64,8 +64,8 @@ def test_families_equal_stock_and_bytes_the_formulas(pools, folders, name, kind,
     workload = check_forward(message, describe(tensors), open_checkpoint(path), 4).workload(
         parameters=parameters(name, kind)
     )
-    wanted = [sum(each.bytes_sent(parsed, workload, rank) for each in STRATEGIES) for rank in range(parsed.ranks)]
-    assert answers[0]["tensors"]["sent_bytes"].tolist() == wanted
+    sent = [sum(each.bytes_sent(parsed, workload, rank) for each in STRATEGIES) for rank in range(parsed.ranks)]
+    assert answers[0]["tensors"]["sent_bytes"].tolist() == sent
 
 
 @pytest.mark.parametrize("layout", ["ring=3 balance=1:1:0.5", "cfg=2 ulysses=2 balance=2:1", "tensor=2 balance=2:1"])

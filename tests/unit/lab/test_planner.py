@@ -1,5 +1,7 @@
 """The lab's comparisons of the planner: the published rows, and their halves."""
 
+from typing import Any
+
 import pytest
 
 from lab.planner.cells import Cell, Cells
@@ -32,7 +34,7 @@ def test_a_row_is_reproduced():
 
 
 def test_errors_are_summed_up():
-    row = {"what": "", "hardware": "", "layout": "", "held_out": True}
+    row: dict[str, Any] = {"what": "", "hardware": "", "layout": "", "held_out": True}
     rows = [Row(published=2.0, predicted=predicted, **row) for predicted in (2.0, 2.2, 4.0)]
     assert summary("held out", rows) == "held out: median error 10 %, 2 of 3 within 20 %"
 
