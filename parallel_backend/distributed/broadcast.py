@@ -61,14 +61,15 @@ def broadcast_if_any(
     views = _views(buffer[_ALIGN:], metas)
     if axis.index == 0:
         buffer[0] = tensors is not None
-        _fill(views, tensors or {})
+        if tensors is not None:
+            _fill(views, tensors)
     _broadcast(buffer, axis)
     return views if buffer[0] else None
 
 
 def _fill(views: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    for name in views.keys() & tensors.keys():
-        views[name].copy_(tensors[name])
+    for name, view in views.items():
+        view.copy_(tensors[name])
 
 
 def _broadcast(buffer: Tensor, axis: Axis) -> None:

@@ -99,7 +99,10 @@ class Denoising:
         return self._predictions()
 
     def begin_step(self, tensors: Tensors | None, world: Axis) -> bool:
-        """Give all ranks the tensors of the next step, from rank 0. Collective over the world.
+        """Let all ranks know from rank 0 whether there is a next step. Collective over the world.
+
+        On the CPU they get its tensors with that. Of a GPU's tensors the host could not read it without waiting for
+        them.
 
         Args:
             tensors: those that change; None if rank 0 has no further step. Other ranks give None. What a step cannot
@@ -116,11 +119,7 @@ class Denoising:
         if mesh and mesh.all_ranks.size == world.size and self.components.device.type == "cpu":
             self._next = share_step(self.request.metas, whole, self._constant, mesh.all_ranks)
             return self._next is not None
-        # Of a GPU's tensors the host cannot read whether there is a step without waiting for them.
-        if not agree(int(whole is not None), world):
-            return False
-        self._next = self._share(whole, mesh) if mesh else None
-        return True
+        return bool(agree(int(whole is not None), world))
 
     def step(self) -> Tensors:
         """Run the step that has begun."""

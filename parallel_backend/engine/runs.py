@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from contextlib import nullcontext
 
 from ..distributed.mesh import Axis
 from ..progress import CLIENT, PROGRESS
@@ -21,7 +22,9 @@ def further_steps(run: Denoising, request: ActiveRequest[Forward], results: Tens
     """
     while request.message.steps:
         with PROGRESS.phase(CLIENT):
-            begun = run.begin_step(request.next_step(results), world)
+            tensors = request.next_step(results)
+        with PROGRESS.phase(CLIENT) if world.index else nullcontext():  # the others wait for rank 0's client
+            begun = run.begin_step(tensors, world)
         if not begun:
             break
         results = run.step()

@@ -115,12 +115,13 @@ class FakeEngine:
         from parallel_backend.distributed.world import world
         from parallel_backend.engine.request import ActiveRequest
         from parallel_backend.engine.runs import further_steps
+        from parallel_backend.protocol.run_key import is_changing
 
         request = ActiveRequest(
             message=message, metas=metas, tensors=tensors, received=(), report=lambda *_: None,
             cancelled=lambda: False, next_step=next_step,
         )  # fmt: skip
-        run: Any = _FakeRun(self, tensors)
+        run: Any = _FakeRun(self, [meta for meta in metas if is_changing(meta) and not meta.same], tensors)
         return further_steps(run, request, run.step(), world(self.rank, self.world_size))
 
     def _step(
@@ -149,19 +150,19 @@ class FakeEngine:
 class _FakeRun:
     """Doubles latents, after ``STEP`` seconds."""
 
-    def __init__(self, engine: FakeEngine, tensors: "Mapping[str, torch.Tensor] | None") -> None:
-        self._engine, self._tensors = engine, tensors
+    def __init__(self, engine: FakeEngine, metas: Any, tensors: "Mapping[str, torch.Tensor] | None") -> None:
+        self._engine, self._metas, self._tensors = engine, metas, tensors
 
     def begin_step(self, tensors: "Mapping[str, torch.Tensor] | None", world: Any) -> bool:
-        from parallel_backend.distributed.collectives import agree
+        from parallel_backend.distributed.broadcast import broadcast_if_any
 
-        self._tensors = tensors
-        return bool(agree(int(tensors is not None), world))
+        self._tensors = broadcast_if_any(self._metas, tensors, world)
+        return self._tensors is not None
 
     def step(self) -> "dict[str, torch.Tensor]":
         time.sleep(STEP)
         self._engine.steps += 1
-        return {} if self._tensors is None else {"0": self._tensors["0.hidden_states"] * 2}
+        return {} if self._engine.rank else {"0": self._tensors["0.hidden_states"] * 2}
 
 
 def prepare() -> Iterator[None]:
