@@ -136,6 +136,8 @@ def _layout(
     Raises:
         InvalidRequest: the inputs contradict each other or are out of range.
     """
+    speeds: dict[str, Any] = parse_balance(balance)
     return ParallelLayout(
-        **degrees, **parse_balance(balance), shard_weights=shard_weights, stale="" if stale == OFF else stale, patches=patches, warmup=warmup,
+        **degrees, **speeds, shard_weights=shard_weights, stale="" if stale == OFF else stale, patches=patches,
+        warmup=warmup,
     )  # fmt: skip

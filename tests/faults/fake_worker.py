@@ -162,7 +162,7 @@ class _FakeRun:
     def step(self) -> "dict[str, torch.Tensor]":
         time.sleep(STEP)
         self._engine.steps += 1
-        return {} if self._engine.rank else {"0": self._tensors["0.hidden_states"] * 2}
+        return {} if self._engine.rank or not self._tensors else {"0": self._tensors["0.hidden_states"] * 2}
 
 
 def prepare() -> Iterator[None]:

@@ -7,7 +7,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lab.engine import handicap as module
 from lab.engine.handicap import Slowed, handicap, handicapped, slow_down, slowed
 from parallel_backend import env
 from parallel_backend.errors import InvalidRequest
