@@ -122,7 +122,8 @@ def _layout(
     Raises:
         InvalidRequest: the inputs contradict each other or are out of range.
     """
+    speeds, attention = parse_balance(balance)
     return ParallelLayout(
         **degrees, shard_weights=shard_weights, stale="" if stale == OFF else stale, patches=patches, warmup=warmup,
-        **parse_balance(balance),
+        balance=speeds, attention_balance=attention,
     )  # fmt: skip
