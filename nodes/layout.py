@@ -47,26 +47,6 @@ DSP_TOOLTIP = (
     "themselves, such as Latte and Open-Sora 1.2. Sends half of what ulysses sends."
 )
 OFF = "off"
-SHOWN = ("cfg", "ulysses")
-"""The degrees that most layouts have. The page shows the others when the user asks for them."""
-HIDDEN = {"advanced": True}
-"""The oldest tested ComfyUI has no argument for this, but its page reads it."""
-
-
-def _degree(axis: str, tooltip: str, *, optional: bool = False) -> Any:
-    hidden = {} if axis in SHOWN else HIDDEN
-    return io.Int.Input(axis, default=1, min=1, max=64, tooltip=tooltip, optional=optional, extra_dict=hidden)
-
-
-def _seldom_changed() -> list[Any]:
-    stale = [OFF, *STALE[1:]]
-    shown: dict[str, Any] = {"optional": True, "extra_dict": HIDDEN}
-    return [
-        io.Combo.Input("stale", options=stale, default=OFF, tooltip=STALE_TOOLTIP, **shown),
-        io.Int.Input("patches", default=0, min=0, max=4096, tooltip=PATCHES_TOOLTIP, **shown),
-        io.Int.Input("warmup", default=1, min=0, max=10000, tooltip=WARMUP_TOOLTIP, **shown),
-        io.String.Input("balance", default="", tooltip=BALANCE_TOOLTIP, **shown),
-    ]
 
 
 class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
@@ -81,11 +61,17 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
             category="Parallel DiT",
             description="Chooses how the ranks share the work. The product of the degrees is the number of ranks used.",
             inputs=[
-                *(_degree(axis, tooltip) for axis, tooltip in DEGREE_TOOLTIPS.items()),
+                *(
+                    io.Int.Input(axis, default=1, min=1, max=64, tooltip=tooltip)
+                    for axis, tooltip in DEGREE_TOOLTIPS.items()
+                ),
                 io.Boolean.Input("shard_weights", default=False, tooltip=SHARD_TOOLTIP, optional=True),
-                *_seldom_changed(),
+                io.Combo.Input("stale", options=[OFF, *STALE[1:]], default=OFF, tooltip=STALE_TOOLTIP, optional=True),
+                io.Int.Input("patches", default=0, min=0, max=4096, tooltip=PATCHES_TOOLTIP, optional=True),
+                io.Int.Input("warmup", default=1, min=0, max=10000, tooltip=WARMUP_TOOLTIP, optional=True),
+                io.String.Input("balance", default="", tooltip=BALANCE_TOOLTIP, optional=True),
                 # Last, because saved workflows hold values in the order of the inputs.
-                _degree("dsp", DSP_TOOLTIP, optional=True),
+                io.Int.Input("dsp", default=1, min=1, max=64, tooltip=DSP_TOOLTIP, optional=True),
             ],
             outputs=[LayoutType.Output(display_name="layout", tooltip="For the layout input of Parallel Loader.")],
         )
@@ -136,8 +122,8 @@ def _layout(
     Raises:
         InvalidRequest: the inputs contradict each other or are out of range.
     """
-    speeds: dict[str, Any] = parse_balance(balance)
+    speeds, attention = parse_balance(balance)
     return ParallelLayout(
-        **degrees, **speeds, shard_weights=shard_weights, stale="" if stale == OFF else stale, patches=patches,
-        warmup=warmup,
+        **degrees, shard_weights=shard_weights, stale="" if stale == OFF else stale, patches=patches, warmup=warmup,
+        balance=speeds, attention_balance=attention,
     )  # fmt: skip

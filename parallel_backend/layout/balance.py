@@ -8,11 +8,14 @@ MAX_SPEED = 1000
 """Largest relative speed. The smallest is its reciprocal."""
 
 
-def parse_balance(text: str) -> dict[str, tuple[float, ...]]:
+Speeds = tuple[float, ...]
+
+
+def parse_balance(text: str) -> tuple[Speeds, Speeds]:
     """Parse speeds such as ``"2:1"``, or ``"2:1/3:1"`` where those of attention differ.
 
     Returns:
-        ``balance`` and ``attention_balance`` of a layout. An empty text gives empty ones.
+        ``balance`` and ``attention_balance`` of a layout; empty if the text does not give them.
 
     Raises:
         InvalidRequest: a speed is not a number.
@@ -20,7 +23,7 @@ def parse_balance(text: str) -> dict[str, tuple[float, ...]]:
     both, slash, attention = text.partition("/")
     try:
         speeds = tuple(map(float, both.split(":"))) if text.strip() else ()
-        return {"balance": speeds, "attention_balance": tuple(map(float, attention.split(":"))) if slash else ()}
+        return speeds, tuple(map(float, attention.split(":"))) if slash else ()
     except ValueError as error:
         raise InvalidRequest(
             f"layout balance={text}: write speeds as numbers above 0, such as 2:1, or 2:1/3:1 where those of attention "

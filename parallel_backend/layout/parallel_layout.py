@@ -252,7 +252,10 @@ class ParallelLayout:
             name, _, value = word.partition("=")
             if name in values:
                 raise InvalidRequest(f"layout {text!r} names {name} twice; name it once")
-            values |= parse_balance(value) if name == "balance" else {name: _parse_value(word, name, value)}
+            if name == "balance":
+                values[name], values["attention_balance"] = parse_balance(value)
+            else:
+                values[name] = _parse_value(word, name, value)
         return cls(**values)
 
 

@@ -188,12 +188,12 @@ def test_auto_lets_the_ranks_share_weights_that_fit_no_device(pools, checkpoints
 
 
 def test_auto_gives_a_device_with_less_room_less_of_the_weights(pools, checkpoints, limit):
-    """Half of the weights would not fit on the second, whose room is half of the first's, and all of them nowhere."""
-    sizes = tiny.Tiny(heads=4, layers=4, seed=12)
-    path = checkpoints(heads=4, layers=4, seed=12)
+    """Half of the weights do not fit on the second, which has less than half of the first's room, and all nowhere."""
+    sizes = tiny.Tiny(heads=4, layers=12, seed=12)
+    path = checkpoints(heads=4, layers=12, seed=12)
     (whole, _), work = sizes_of(sizes), 2 * forward_work(path)
     limit(4 * whole // 5 + work)
-    pools(2).run(driver.limit_memory_of, 1, 2 * whole // 5 + work)
+    pools(2).run(driver.limit_memory_of, 1, 7 * whole // 20 + work)
     answers = pools(2).run(driver.handle, *requests.sample(requests.spec(path), Case()))
     assert [answer["error"] for answer in answers] == [None, None]
     assert requests.relative_error(answers[0]["tensors"]["samples"], requests.stock_sample(sizes, Case())) <= 1e-5

@@ -51,7 +51,7 @@ def test_a_slow_rank_takes_as_many_times_as_long():
 def test_it_sleeps_between_operators_and_not_only_at_the_end(monkeypatch):
     """Ranks that wait for it in each layer would otherwise not notice."""
     slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     matrix = torch.randn(768, 768)
     with slowed(3.0, CPU):
         for _ in range(3):
