@@ -163,10 +163,14 @@ def test_nodes_in_a_subgraph_keep_their_inputs(page: "Page", inside: list[str]) 
     }
 
 
+LISTED = """(name) => {
+    const store = document.querySelector("#vue-app").__vue_app__.config.globalProperties.$pinia._s.get("subgraph")
+    return store?.subgraphBlueprints.some((each) => each.display_name === name)
+}"""
 ADD = """(name) => {
-    const stores = document.querySelector("#vue-app").__vue_app__.config.globalProperties.$pinia._s
-    const listed = stores.get("subgraph").subgraphBlueprints.find((each) => each.name === `SubgraphBlueprint.${name}`)
-    const { nodes, definitions } = stores.get("subgraph").getBlueprint(listed.name)
+    const store = document.querySelector("#vue-app").__vue_app__.config.globalProperties.$pinia._s.get("subgraph")
+    const listed = store.subgraphBlueprints.find((each) => each.display_name === name)
+    const { nodes, definitions } = store.getBlueprint(listed.name)
     const items = { nodes, subgraphs: definitions.subgraphs }
     const [node] = window.app.canvas._deserializeItems(items, { position: [0, 0] }).nodes.values()
     const graph = window.app.graph
@@ -190,6 +194,7 @@ SET_NODE = """([title, mode]) => { window.app.graph._nodes.find((node) => node.t
 def test_the_blueprint_takes_the_place_of_our_nodes_and_can_be_bypassed(page: "Page") -> None:
     page.evaluate(OPEN, PARALLEL_MODEL)
     before = queued(page)
+    page.wait_for_function(LISTED, arg=blueprint.NAME, timeout=60_000)
     assert page.evaluate(ADD, blueprint.NAME) == blueprint.DESCRIPTION
     assert page.evaluate(MISSING) == []
     page.evaluate(SET, ["Blueprint", "devices", "0,1"])
