@@ -1,6 +1,6 @@
 """Every layout that is valid for a prompt on some devices."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +57,7 @@ def _degrees(ranks: int, prompt: Prompt) -> Iterator[dict[str, int]]:
     return grow(0, ranks, {})
 
 
-def _variants(degrees: dict[str, Any], *, approximate: bool) -> Iterator[ParallelLayout]:
+def _variants(degrees: Mapping[str, Any], *, approximate: bool) -> Iterator[ParallelLayout]:
     """Yield the layouts of these degrees: exact, with shared weights, and approximate if that is allowed."""
     try:
         layout = ParallelLayout(**degrees, patches=1 if degrees["pipe"] > 1 else 0)
