@@ -35,7 +35,8 @@ class StepHistory(Generic[K]):
     def __init__(self, cache: StepCache) -> None:
         self.cache, self.calls, self.forecasts = cache, 0, 0
         self._model: Hashable = None
-        self._forget()
+        self._computed: list[_Computed[K]] = []
+        self._steps, self._last = 0, -1
 
     def skips(self, moment: Moment) -> bool:
         """Whether the next call is to be forecast.
@@ -73,5 +74,4 @@ class StepHistory(Generic[K]):
         self._last = moment.step
 
     def _forget(self) -> None:
-        self._computed: list[_Computed[K]] = []
-        self._steps, self._last = 0, -1
+        self._computed, self._steps, self._last = [], 0, -1

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,7 +43,8 @@ def line(points, time):
 
 def alone(case, sampler="euler", first=0, x=None, computed=COMPUTED):
     """The samples of one process: stock forwards, and lines through their guided predictions."""
-    inputs, model, points, steps = case.sample_inputs(SIGMAS), tiny.transformer(SIZES), [], iter(range(first, 99))
+    inputs, model, steps = case.sample_inputs(SIGMAS), tiny.transformer(SIZES), iter(range(first, 99))
+    points: list[tuple[float, torch.Tensor]] = []
 
     def predict(latent, sigma, branch):
         text = inputs[f"{branch}.encoder_hidden_states"]
@@ -59,7 +61,7 @@ def alone(case, sampler="euler", first=0, x=None, computed=COMPUTED):
         points.append((float(sigma), out))
         return latent - sigma * out
 
-    message = Sample(model=requests.spec(""), branches=2, sampler=sampler, cfg=CFG, seed=requests.SEED)
+    message = Sample(model=requests.spec(Path()), branches=2, sampler=sampler, cfg=CFG, seed=requests.SEED)
     kind = RequestSampler(message, inputs["sigmas"], inputs["x"].shape).of_part(lambda whole: whole)
     if first:
         return run_sampler(kind, denoise, x, inputs["sigmas"][first:], lambda *_: None)
