@@ -13,7 +13,7 @@ from parallel_backend.protocol.messages import FORECASTS, HISTORY, KEPT, POSITIO
 from parallel_backend.protocol.run_key import is_changing
 from parallel_backend.protocol.tensors import is_sent
 from parallel_backend.samplers.interface import run_sampler
-from parallel_backend.step_cache.settings import StepCache
+from parallel_backend.step_cache.settings import Method, StepCache
 from parallel_backend.step_loop.request_sampler import RequestSampler
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
@@ -303,10 +303,10 @@ def test_a_stage_without_the_first_block_cannot_decide(pools, path):
 def drawn(seed):
     """A random layout, request and cache."""
     rng = random.Random(seed)
-    method = rng.choice(["schedule", "schedule", "residual", "change"])
+    methods: list[Method] = ["schedule", "schedule", "residual", "change"]
     cache = StepCache(
         interval=rng.randint(1, 5), order=rng.randint(0, 2), warmup=rng.randint(1, 3), first=rng.randint(0, 3),
-        final=rng.randint(0, 2), method=method, threshold=rng.choice([0.05, 0.2, 0.5, 1.0, 10.0]),
+        final=rng.randint(0, 2), method=rng.choice(methods), threshold=rng.choice([0.05, 0.2, 0.5, 1.0, 10.0]),
     )  # fmt: skip
     options = {
         "sampler": rng.choice(["euler", "euler", "heun", "dpm_2", "dpmpp_2m", "uni_pc", "euler_ancestral"]),

@@ -1,5 +1,6 @@
 """How rank 0 answers the steps of a run with a cache, and how first blocks decide, without a model."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +37,7 @@ def answers(cache: StepCache, compute: Any, model: Any = None) -> list[dict[str,
         run.answer(
             {POSITION: torch.tensor([step, STEPS]), "0.timestep": torch.tensor([time, time])},
             model,
-            lambda shards, time=time: compute(shards, time),
+            partial(compute, time=time),
         )
         for step, time in enumerate(times)
     ]
