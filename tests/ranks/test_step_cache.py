@@ -303,10 +303,10 @@ def test_a_stage_without_the_first_block_cannot_decide(pools, path):
 def drawn(seed):
     """A random layout, request and cache."""
     rng = random.Random(seed)
-    method: Method = rng.choice(["schedule", "schedule", "residual", "change"])
+    methods: list[Method] = ["schedule", "schedule", "residual", "change"]
     cache = StepCache(
         interval=rng.randint(1, 5), order=rng.randint(0, 2), warmup=rng.randint(1, 3), first=rng.randint(0, 3),
-        final=rng.randint(0, 2), method=method, threshold=rng.choice([0.05, 0.2, 0.5, 1.0, 10.0]),
+        final=rng.randint(0, 2), method=rng.choice(methods), threshold=rng.choice([0.05, 0.2, 0.5, 1.0, 10.0]),
     )  # fmt: skip
     options = {
         "sampler": rng.choice(["euler", "euler", "heun", "dpm_2", "dpmpp_2m", "uni_pc", "euler_ancestral"]),
