@@ -110,7 +110,13 @@ ENTRIES = (
     ),
     *core_module(
         "comfy_extras.nodes_lt_audio",
-        Node("LTXAVTextEncoderLoader", "text_encoder ckpt_name device", by=WORKFLOWS, why="a text encoder's file"),
+        Node(
+            "LTXAVTextEncoderLoader",
+            "text_encoder ckpt_name device",
+            by=WORKFLOWS,
+            why="a text encoder's file",
+            since=(0, 27, 0),
+        ),
         Node("LTXVAudioVAELoader", "ckpt_name", by=WORKFLOWS, why="the VAE of sound in a checkpoint"),
         Node("LTXVEmptyLatentAudio", "frames_number frame_rate batch_size audio_vae", by=WORKFLOWS, why="silence"),
         Node("LTXVAudioVAEDecode", "samples audio_vae", by=WORKFLOWS, why="the sound of a video"),
