@@ -39,10 +39,10 @@ def queued(page: "Page") -> Queued:
 MISSING = """() => {
     const levels = [window.app.graph, ...(window.app.graph.subgraphs?.values() ?? [])]
     const nodes = levels.flatMap((level) => level.nodes ?? level._nodes)
-    const unknown = (node) => node.has_errors || !(node.type in window.LiteGraph.registered_node_types)
+    const unknown = (node) => !(node.type in window.LiteGraph.registered_node_types)
     return [...new Set(nodes.filter((node) => !node.isSubgraphNode?.() && unknown(node)).map((node) => node.type))]
 }"""
-"""The classes that the page lacks, at all levels. It has a note's itself."""
+"""The classes that the page lacks, at all levels. It has a note's itself. A file that is missing is no such error."""
 
 
 def known(prompt: Prompt, info: dict[str, Any]) -> Queued:
