@@ -63,8 +63,8 @@ class ParallelCache(io.ComfyNode):  # type: ignore[misc]
                 io.Model.Input("model", tooltip="The MODEL of Parallel Loader or Parallel Model."),
                 io.Combo.Input("mode", options=[OFF, *PRESETS, CUSTOM], default=PRESETS[0], tooltip=MODE_TOOLTIP),
                 io.Combo.Input(
-                    "method", options=[str(each) for each in METHODS], default=METHODS[0], tooltip=METHOD_TOOLTIP, optional=True,
-                    extra_dict=ADVANCED,
+                    "method", options=[str(each) for each in METHODS], default=METHODS[0], tooltip=METHOD_TOOLTIP,
+                    optional=True, extra_dict=ADVANCED,
                 ),
                 io.Float.Input(
                     "threshold", default=0.1, min=0.0, max=MAX_THRESHOLD, step=0.01, tooltip=THRESHOLD_TOOLTIP,

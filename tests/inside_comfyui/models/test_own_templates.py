@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import comfyui_version
 import folder_paths
 import pytest
 from helpers.empty_files import info, make_media, problem
 
+import nodes as core_nodes
 from scripts import comfy_paths, official_templates, workflows
 
 COMFYUI = comfy_paths.release(Path(comfyui_version.__file__).parent)
@@ -27,9 +29,20 @@ def make_files(name: str, place: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_workflow_validates_with_empty_files_of_the_names_in_its_note(name: str, place: Path) -> None:
+    lacking = {node["class_type"] for node in workflows.api(name).values()} - core_nodes.NODE_CLASS_MAPPINGS.keys()
+    if lacking:
+        pytest.skip(f"this process of ComfyUI has no {', '.join(sorted(lacking))}")
     prompt = official_templates.prompt_of(workflows.graph(name), info)
     make_media(prompt, place)
     if workflows.needs_download(name):
         assert problem(prompt) is not None, "its files are not asked for"
     make_files(name, place)
-    assert problem(prompt) is None
+    found = problem(prompt)
+    assert found is None or refused_by_our_loader(found, place)
+
+
+def refused_by_our_loader(found: Any, place: Path) -> bool:
+    """Whether only Parallel Loader refuses a prompt: it reads what it has found, and an empty file is no model."""
+    *_, errors = found
+    by_ours = all(each["class_type"] == "ParallelLoader" for each in errors.values())
+    return by_ours and all(str(place) in error["details"] for each in errors.values() for error in each["errors"])
