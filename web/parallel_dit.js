@@ -5,8 +5,6 @@
  */
 import { showBadges } from "./badges.js";
 import { app } from "./comfy.js";
-import { findDevices, offerDevices } from "./devices.js";
-import { showChanged } from "./layout.js";
 import { makeParallel } from "./make_parallel/command.js";
 import { MET, meet } from "./notices/first_contact.js";
 import { showNotices } from "./notices/notices.js";
@@ -32,9 +30,6 @@ app.registerExtension({
   aboutPageBadges: [{ label: "Parallel DiT", url: REPOSITORY, icon: "pi pi-server" }],
   menuCommands: [{ path: ["Parallel DiT"], commands: [MAKE_PARALLEL] }],
   getCanvasMenuItems: () => [null, { content: t("button.parallel"), callback: makeParallel }],
-  nodeCreated: offerDevices,
-  loadedGraphNode: showChanged,
-  refreshComboInNodes: findDevices,
   async setup() {
     addStyles();
     app.extensionManager.registerSidebarTab({
@@ -51,7 +46,7 @@ app.registerExtension({
     });
     showNotices();
     showBadges();
-    await Promise.all([findDevices(), readSettings()]); // before the page makes nodes
+    await readSettings();
     void meet(makeParallel);
   },
 });

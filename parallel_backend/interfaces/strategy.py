@@ -6,10 +6,9 @@ from typing import Protocol
 
 from ..layout.head_split import HeadSplit
 from ..layout.parallel_layout import ParallelLayout
-from ..layout.split import Split
-from ..layout.stream_partition import StreamPartition
-from .geometry import BIAS_CHANNELS, AttentionKind, Extent, Geometry
-from .patch_plan import image_patches, joined, patch_count, streams_by_patch
+from ..layout.partition import Partition
+from .geometry import BIAS_CHANNELS, IMAGE, AttentionKind, Extent, Geometry
+from .patch_plan import image_patches, patch_count
 
 ParameterShapes = tuple[tuple[tuple[int, ...], int], ...]
 """Shape of each parameter and bytes per value."""
@@ -57,8 +56,8 @@ class Workload:
 
         Tensor parallelism cuts whole groups of query heads, Ulysses single query heads.
         """
-        groups = Split.of(layout).cut_heads(site.groups).sizes[place["tensor"]]
-        return Split.of(layout).heads(groups * (site.heads // site.groups), groups)
+        groups = Partition.even(site.groups, layout.tensor).sizes[place["tensor"]]
+        return HeadSplit.even(groups * (site.heads // site.groups), groups, layout.ulysses)
 
     @staticmethod
     def head_dim(site: AttentionKind, extent: Extent) -> int:
@@ -66,45 +65,41 @@ class Workload:
         return site.head_dim + (BIAS_CHANNELS if site.biased and extent.biased else 0)
 
     def tokens_by_rank(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:
-        """Return the number of tokens of a stream that each rank of the sequence holds inside the blocks."""
+        """Return the number of tokens of a stream that each rank of the sequence holds inside the blocks.
+
+        Without ``layout.balance`` all ranks count as equally fast, even where a layout adapts to measured speeds.
+        """
         if stream in extent.whole:
             return (extent.streams[stream],) * layout.sequence
-        return self._streams(layout, extent)[stream].sizes
+        return self._shares(layout, extent, stream)
 
     def predicted_by_rank(self, layout: ParallelLayout, extent: Extent) -> tuple[int, ...]:
         """Return the number of tokens that each rank of the sequence predicts."""
-        by_stream = [self._streams(layout, extent)[name].sizes for name in extent.predicted]
+        by_stream = [self._shares(layout, extent, name) for name in extent.predicted]
         return tuple(map(sum, zip(*by_stream, strict=True)))
 
-    def _streams(self, layout: ParallelLayout, extent: Extent) -> dict[str, StreamPartition]:
-        """Split the streams of a row over the ranks of the sequence."""
-        if not self.guided or layout.pipe == 1:
-            return Split.of(layout).streams(extent.streams)
+    def _shares(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:
+        length, ranks = extent.streams[stream], layout.sequence
+        if layout.stale and layout.balance:
+            weights = [speed for speed in layout.balance for _ in range(layout.ulysses)]
+            return Partition.weighted(length, weights).sizes
+        if stream != IMAGE or not self.guided or layout.pipe == 1:
+            return Partition.even(length, ranks).sizes
         extents = [extent for _, extent in self.branches]
-        patches = image_patches(extents, patch_count(layout, extents))
-        return joined(streams_by_patch(extent.streams, patches, layout.sequence))
+        *patches, _ = image_patches(extents, patch_count(layout, extents)).sizes
+        by_patch = [Partition.even(size, ranks).sizes for size in (*patches, length - sum(patches))]
+        return tuple(map(sum, zip(*by_patch, strict=True)))
 
     def local_branches(self, layout: ParallelLayout, place: Mapping[str, int]) -> Iterator[tuple[int, Extent]]:
         """Yield (samples, extent) of each branch that the ranks at ``place`` compute."""
-        for samples, extent in self.branches[self._own(layout, place)]:
-            yield Split.of(layout).samples(samples).sizes[place["data"]], extent
-
-    def batches(self, layout: ParallelLayout, place: Mapping[str, int]) -> dict[Hashable, tuple[int, Extent]]:
-        """Return (samples, extent) of each batch that the ranks at ``place`` run, by the key of its branches."""
-        batches: dict[Hashable, tuple[int, Extent]] = {}
-        for key, (samples, extent) in zip(
-            self.alike[self._own(layout, place)], self.local_branches(layout, place), strict=True
-        ):
-            before, _ = batches.get(key, (0, extent))
-            batches[key] = before + samples, extent
-        return batches
+        for samples, extent in self.branches[Partition.even(len(self.branches), layout.cfg).slice(place["cfg"])]:
+            yield Partition.even(samples, layout.data).sizes[place["data"]], extent
 
     def forwards(self, layout: ParallelLayout, place: Mapping[str, int]) -> int:
         """Return the number of forwards that the ranks at ``place`` run."""
-        return sum(samples > 0 for samples, _ in self.batches(layout, place).values())
-
-    def _own(self, layout: ParallelLayout, place: Mapping[str, int]) -> slice:
-        return Split.of(layout).branches(len(self.branches)).slice(place["cfg"])
+        local_branches = Partition.even(len(self.branches), layout.cfg).slice(place["cfg"])
+        batches = [samples for samples, _ in self.local_branches(layout, place)]
+        return len({key for key, samples in zip(self.alike[local_branches], batches, strict=True) if samples})
 
 
 class Strategy(Protocol):

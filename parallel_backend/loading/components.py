@@ -8,7 +8,6 @@ import torch
 from ..checkpoint.checkpoint import Checkpoint
 from ..distributed.mesh import Axis
 from ..layout.parallel_layout import ParallelLayout
-from ..layout.split import Split
 from ..protocol.model_spec import Adapter, Overlay
 from ..protocol.status import LoadedModel
 from ..protocol.tensors import NAMES
@@ -118,7 +117,6 @@ class ComponentCache:
             f"the VAE is in {NAMES[other]}" if other else "",
             f"the VAE works on one rank: {self.whole_vae}" if self.whole_vae else "",
             self.transformers.note,
-            Split.of(self.layout).note if self.layout else "",
         ]
         return LoadedModel(
             path=str(self.checkpoint.path),

@@ -13,6 +13,7 @@ from ..errors import InvalidRequest
 from ..interfaces.geometry import common_tokens
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
+from ..layout.partition import Partition
 
 
 class BatchSplit:
@@ -59,13 +60,13 @@ class BatchSplit:
     @staticmethod
     def branches(mesh: RankMesh, branches: int, place: Mapping[str, int]) -> range:
         """Return the branches that the group at ``place`` computes."""
-        part = mesh.split.branches(branches).slice(place["cfg"])
+        part = Partition.even(branches, mesh.layout.cfg).slice(place["cfg"])
         return range(part.start, part.stop)
 
     @staticmethod
     def samples(mesh: RankMesh, samples: int, place: Mapping[str, int]) -> slice:
         """Return the samples that the group at ``place`` computes."""
-        return mesh.split.samples(samples).slice(place["data"])
+        return Partition.even(samples, mesh.layout.data).slice(place["data"])
 
     @staticmethod
     def all_branches(local: Tensor, mesh: RankMesh, branches: int) -> Tensor:
@@ -77,5 +78,5 @@ class BatchSplit:
         Returns:
             The predictions ``[branches, ...]``, on every rank.
         """
-        shapes = [(size, *local.shape[1:]) for size in mesh.split.branches(branches).sizes]
+        shapes = [(size, *local.shape[1:]) for size in Partition.even(branches, mesh.layout.cfg).sizes]
         return concat(all_gather(local, shapes, mesh.axes["cfg"]))

@@ -1,1 +1,0 @@
-"""Measures and checks the planner: published scaling results, and cells that run here."""
