@@ -29,7 +29,10 @@ SHARD_TOOLTIP = (
     "The ranks of ring, ulysses and dsp share one copy of the weights. This fits a model larger than one GPU and costs "
     "some speed."
 )
-PATCHES_TOOLTIP = "Patches of the image that stream through pipe. 0: twice the number of its ranks. 1 is exact."
+PATCHES_TOOLTIP = (
+    "Patches of the image that stream through pipe. 0: twice the number of its ranks, and 1 for models of picture and "
+    "sound. 1 is exact."
+)
 WARMUP_TOOLTIP = "Exact steps at the start, before the approximate steps of pipe or stale."
 STALE_TOOLTIP = (
     "Which keys and values of the other ranks of ring a rank uses in Parallel Sampler. off: the current ones, exact. "
