@@ -29,6 +29,7 @@ from parallel_backend.engine.working_memory import first_width, vae_kind
 from parallel_backend.families.modules import module_class_of
 from parallel_backend.families.registry import FAMILIES, family_of
 from parallel_backend.interfaces.geometry import IMAGE
+from parallel_backend.interfaces.input_shapes import input_shapes
 from parallel_backend.loading.load import SUPPORTED
 from parallel_backend.strategies.token_split import TokenSplit
 from parallel_backend.vaes import VAES
@@ -115,7 +116,7 @@ def transformer_factor(class_name: str, dtype: torch.dtype = torch.bfloat16) -> 
         config = dict(module.config)
         dims = len(family.describe(config).patch)
         size = (*([min(_FRAMES, variant.size[0])] if dims == 3 else []), _ROWS, _ROWS)
-        shapes = examples.input_shapes(family, config, variant.inputs, batch=1, size=size, text=variant.text)
+        shapes = input_shapes(family, config, variant.inputs, batch=1, size=size, text=variant.text)
         filled = examples.fill(shapes, 0)
         inputs = {name: each.to(dtype) if each.is_floating_point() else each for name, each in filled.items()}
         part = family(module)
@@ -123,7 +124,7 @@ def transformer_factor(class_name: str, dtype: torch.dtype = torch.bfloat16) -> 
             state = part.embed(inputs)
             tokens = sum(stream.shape[0] * stream.shape[1] for stream in state.streams.values())
             lengths = {name: stream.shape[1] for name, stream in state.streams.items()}
-            view = FullView(mesh, [TokenSplit.weighted(lengths, mesh.sequence, [1.0])])
+            view = FullView(mesh, [TokenSplit.even(lengths, mesh.sequence)])
             with routed(view.routes(part, 0, state, KERNELS["sdpa"])):
                 state = part.run(state)
             part.head(state)

@@ -4,6 +4,7 @@ from comfy_api.latest import ComfyExtension, io
 from typing_extensions import override
 
 from ..parallel_backend.protocol.fingerprint import fingerprint
+from .cache import ParallelCache
 from .class_label import ParallelClassLabel
 from .layout import ParallelLayoutNode
 from .loader import ParallelLoader
@@ -29,6 +30,6 @@ class ParallelDiT(ComfyExtension):  # type: ignore[misc]
         add_to_server()  # ComfyUI 0.8.0 does not call on_load
         return [
             ParallelLoader, ParallelModel, ParallelLayoutNode, ParallelSampler, ParallelVAEDecode, ParallelVAEEncode,
-            ParallelVAE, ParallelClassLabel, ParallelOpenSora1Prompt, ParallelOpenSora1Video,
+            ParallelVAE, ParallelCache, ParallelClassLabel, ParallelOpenSora1Prompt, ParallelOpenSora1Video,
             ParallelOpenSora2Prompt, ParallelOpenSora2Video, ParallelOpenSora2Sampling, ParallelOpenSora2Guider,
         ]  # fmt: skip

@@ -6,7 +6,8 @@ from comfy_api.latest import io
 from typing_extensions import override
 
 from ..parallel_backend.errors import InvalidRequest
-from ..parallel_backend.layout.parallel_layout import AXES, STALE, ParallelLayout, parse_balance
+from ..parallel_backend.layout.balance import parse_balance
+from ..parallel_backend.layout.parallel_layout import AXES, STALE, ParallelLayout
 from .bridges.given_numbers import as_int
 
 LayoutType = io.Custom("PARALLEL_LAYOUT")
@@ -40,14 +41,35 @@ STALE_TOOLTIP = (
     "previous and none are approximate."
 )
 BALANCE_TOOLTIP = (
-    "Relative speeds of the ranks of pipe, or of a stale ring, for example 2:1 if the first is twice as fast. The work "
-    "is divided in this ratio. Empty: measured."
+    "Relative speeds of the ranks that share a picture by ring, ulysses, dsp and tensor, or of those of pipe, for "
+    "example 2:1 if the first is twice as fast. The work is divided in this ratio, exactly. 2:1/3:1 if attention is "
+    "three times as fast there. Empty: equal shares; pipe and a stale ring measure."
 )
 DSP_TOOLTIP = (
     "Ranks that share the tokens of the image and exchange whole frames, in models whose frames attend only to "
     "themselves, such as Latte and Open-Sora 1.2. Sends half of what ulysses sends."
 )
 OFF = "off"
+SHOWN = ("cfg", "ulysses")
+"""The degrees that most layouts have. The page shows the others when the user asks for them."""
+HIDDEN = {"advanced": True}
+"""The oldest tested ComfyUI has no argument for this, but its page reads it."""
+
+
+def _degree(axis: str, tooltip: str, *, optional: bool = False) -> Any:
+    hidden = {} if axis in SHOWN else HIDDEN
+    return io.Int.Input(axis, default=1, min=1, max=64, tooltip=tooltip, optional=optional, extra_dict=hidden)
+
+
+def _seldom_changed() -> list[Any]:
+    stale = [OFF, *STALE[1:]]
+    shown: dict[str, Any] = {"optional": True, "extra_dict": HIDDEN}
+    return [
+        io.Combo.Input("stale", options=stale, default=OFF, tooltip=STALE_TOOLTIP, **shown),
+        io.Int.Input("patches", default=0, min=0, max=4096, tooltip=PATCHES_TOOLTIP, **shown),
+        io.Int.Input("warmup", default=1, min=0, max=10000, tooltip=WARMUP_TOOLTIP, **shown),
+        io.String.Input("balance", default="", tooltip=BALANCE_TOOLTIP, **shown),
+    ]
 
 
 class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
@@ -62,17 +84,11 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
             category="Parallel DiT",
             description="Chooses how the ranks share the work. The product of the degrees is the number of ranks used.",
             inputs=[
-                *(
-                    io.Int.Input(axis, default=1, min=1, max=64, tooltip=tooltip)
-                    for axis, tooltip in DEGREE_TOOLTIPS.items()
-                ),
+                *(_degree(axis, tooltip) for axis, tooltip in DEGREE_TOOLTIPS.items()),
                 io.Boolean.Input("shard_weights", default=False, tooltip=SHARD_TOOLTIP, optional=True),
-                io.Combo.Input("stale", options=[OFF, *STALE[1:]], default=OFF, tooltip=STALE_TOOLTIP, optional=True),
-                io.Int.Input("patches", default=0, min=0, max=4096, tooltip=PATCHES_TOOLTIP, optional=True),
-                io.Int.Input("warmup", default=1, min=0, max=10000, tooltip=WARMUP_TOOLTIP, optional=True),
-                io.String.Input("balance", default="", tooltip=BALANCE_TOOLTIP, optional=True),
+                *_seldom_changed(),
                 # Last, because saved workflows hold values in the order of the inputs.
-                io.Int.Input("dsp", default=1, min=1, max=64, tooltip=DSP_TOOLTIP, optional=True),
+                _degree("dsp", DSP_TOOLTIP, optional=True),
             ],
             outputs=[LayoutType.Output(display_name="layout", tooltip="For the layout input of Parallel Loader.")],
         )
@@ -123,7 +139,8 @@ def _layout(
     Raises:
         InvalidRequest: the inputs contradict each other or are out of range.
     """
+    speeds, attention = parse_balance(balance)
     return ParallelLayout(
         **degrees, shard_weights=shard_weights, stale="" if stale == OFF else stale, patches=patches, warmup=warmup,
-        balance=parse_balance(balance),
+        balance=speeds, attention_balance=attention,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from ..parallel_backend.checkpoint.checkpoint import Checkpoint
 from ..parallel_backend.checkpoint.opening import open_checkpoint
 from ..parallel_backend.checkpoint.single_file import SingleFile
 from ..parallel_backend.errors import InvalidRequest
+from ..parallel_backend.layout import modes
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.layout.suggestions import check_fits
 from ..parallel_backend.protocol.model_spec import Compile, Devices, DType, ModelSpec
@@ -55,6 +56,12 @@ COMPILE_TOOLTIP = (
     "later ones can be faster. It needs a C++ compiler, and on GPUs Triton."
 )
 
+MODE_TOOLTIP = (
+    "What decides the layout if none is connected. auto: the rule of layout. Otherwise the ranks measure themselves "
+    "for a few seconds, once for a model and a size: fastest, the least memory, the fewest bytes between slow links, "
+    "or fastest with approximate layouts, too."
+)
+
 
 def open_model(
     model_name: str,
@@ -64,13 +71,15 @@ def open_model(
     node_id: str | None = None,
     attention: str = AUTO,
     compile: Compile = "off",  # the input's name
+    mode: str = modes.AUTO,
 ) -> Handle:
     """Check everything that can be checked without weights, and return the model's handle.
 
     Raises:
         InvalidRequest: the checkpoint, dtype, devices or layout cannot work; the sentence says why.
     """
-    return handle_for(checkpoints.path_of(model_name), dtype, devices, layout, node_id, attention, compile=compile)
+    path = checkpoints.path_of(model_name)
+    return handle_for(path, dtype, devices, layout, node_id, attention, compile=compile, mode=mode)
 
 
 def _layout_of_mode(ranks: int) -> ParallelLayout | None:
@@ -88,15 +97,19 @@ def handle_for(
     attention: str = AUTO,
     keeps: object = None,
     compile: Compile = "off",
+    mode: str = modes.AUTO,
 ) -> Handle:
     """Do what ``open_model`` does for a path. The handle keeps ``keeps`` alive."""
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+    if mode not in modes.MODES:
+        raise InvalidRequest(f"mode {mode!r}: choose one of {', '.join(modes.MODES)}")
     checkpoint = open_checkpoint(path)
     bridge = bridge_for(checkpoint)
     left_over(bridge)  # refuses what ComfyUI takes for another model
     resolved = parse_devices(devices)
-    layout = layout or _layout_of_mode(len(resolved.indices))
+    planned = layout is None and mode != modes.AUTO
+    layout = layout if planned else layout or _layout_of_mode(len(resolved.indices))
     if layout is not None:
         check_fits(layout, len(resolved.indices))
         layout = _with_patches(layout, bridge)
@@ -108,6 +121,7 @@ def handle_for(
         layout=layout,
         attention=attention,
         compile=compile,
+        mode=mode if planned else "",
         content=content_for(checkpoint, resolved),
     )
     return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id, keeps=keeps)
@@ -204,6 +218,7 @@ def _inputs() -> list[Any]:
         LayoutType.Input("layout", optional=True, tooltip=LAYOUT_TOOLTIP),
         io.Combo.Input("attention", options=[AUTO, *KERNELS], default=AUTO, optional=True, tooltip=ATTENTION_TOOLTIP),
         io.Combo.Input("compile", options=COMPILES, default="off", optional=True, tooltip=COMPILE_TOOLTIP),
+        io.Combo.Input("mode", options=[*modes.MODES], default=modes.AUTO, optional=True, tooltip=MODE_TOOLTIP),
     ]
 
 
@@ -257,10 +272,11 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         layout: ParallelLayout | None = None,
         attention: str = AUTO,
         compile: Compile = "off",
+        mode: str = modes.AUTO,
     ) -> io.NodeOutput:
         """Check everything that can be checked without weights, and return the three outputs."""
         shown_on = cls.hidden.dynprompt.get_display_node_id(cls.hidden.unique_id)
-        handle = open_model(model_name, dtype, devices, layout, shown_on, attention, compile)
+        handle = open_model(model_name, dtype, devices, layout, shown_on, attention, compile, mode)
         check_prompt(cls.hidden.prompt or {}, cls.hidden.unique_id, handle)
         handle.keep_weights()
         bridge = bridge_for(handle.checkpoint)

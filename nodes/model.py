@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.errors import InvalidRequest
+from ..parallel_backend.layout import modes
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.protocol.model_spec import Compile
 from .backend.devices import expect_ranks, parse_devices
@@ -20,6 +21,7 @@ from .loader import (
     COMPILES,
     DEVICES_TOOLTIP,
     LAYOUT_TOOLTIP,
+    MODE_TOOLTIP,
     handle_for,
     open_model,
     told_of_file,
@@ -65,6 +67,7 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
                     "attention", options=[AUTO, *KERNELS], default=AUTO, optional=True, tooltip=ATTENTION_TOOLTIP
                 ),
                 io.Combo.Input("compile", options=COMPILES, default="off", optional=True, tooltip=COMPILE_TOOLTIP),
+                io.Combo.Input("mode", options=[*modes.MODES], default=modes.AUTO, optional=True, tooltip=MODE_TOOLTIP),
             ],
             outputs=[io.Model.Output(tooltip="For KSampler and every other sampling node, and for Parallel Sampler.")],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt, io.Hidden.dynprompt],
@@ -102,27 +105,34 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
         layout: ParallelLayout | None = None,
         attention: str = AUTO,
         compile: Compile = "off",
+        mode: str = modes.AUTO,
     ) -> io.NodeOutput:
         """Expand into Parallel Loader and copies of the nodes between, or take the MODEL that ComfyUI has loaded."""
         prompt, node_id = cls.hidden.dynprompt, cls.hidden.unique_id
         check_upstream(prompt, node_id)
         upstream = find_upstream(prompt, node_id)
         if upstream is None:
-            remote, text = _from_loaded(model, devices, layout, attention, cls.hidden, compile)
+            remote, text = _from_loaded(model, devices, layout, attention, cls.hidden, compile, mode)
             return io.NodeOutput(remote, ui={"text": (text,)})
         name = upstream.model_name
         if name is not None:
-            handle = open_model(name, "auto", devices, layout, node_id, attention, compile)
+            handle = open_model(name, "auto", devices, layout, node_id, attention, compile, mode)
             check_prompt(cls.hidden.prompt or {}, node_id, handle)
             remember_source(node_id, name)
         own = prompt.get_node(node_id)["inputs"]
-        inputs = {key: own.get(key) for key in ("devices", "layout", "attention", "compile")}
+        inputs = {key: own.get(key) for key in ("devices", "layout", "attention", "compile", "mode")}
         output, graph = rebuild(prompt, upstream, dtype="auto", **inputs)
         return io.NodeOutput(output, expand=graph, ui={"text": (describe_reading(prompt, upstream, node_id),)})
 
 
 def _from_loaded(
-    source: Any, devices: str, layout: ParallelLayout | None, attention: str, hidden: Any, compile: Compile
+    source: Any,
+    devices: str,
+    layout: ParallelLayout | None,
+    attention: str,
+    hidden: Any,
+    compile: Compile,
+    mode: str,
 ) -> tuple[RemotePatcher, str]:
     """Return a parallel MODEL for one that ComfyUI has loaded, from its file or a copy of its weights, and a text.
 
@@ -133,7 +143,7 @@ def _from_loaded(
     origin = source_file(source) or copy_model(source)
     path, name = (origin.path, COPY_TEXT) if isinstance(origin, MemoryFile) else (origin, origin.name)
     shown_on = hidden.dynprompt.get_display_node_id(hidden.unique_id)
-    handle = handle_for(path, "auto", devices, layout, shown_on, attention, origin, compile)
+    handle = handle_for(path, "auto", devices, layout, shown_on, attention, origin, compile, mode)
     check_prompt(hidden.prompt or {}, hidden.unique_id, handle)
     bridge = bridge_for(handle.checkpoint)
     remote = remote_patcher(parallel_model(handle, bridge))

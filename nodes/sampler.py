@@ -13,14 +13,14 @@ from typing_extensions import override
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from .backend.connection import show_on_node
-from .backend.noted_steps import note_approximation
+from .backend.noted_steps import executing_origin, note_approximation, time_left
 from .bridges.given_numbers import as_float, as_int
 from .bridges.refusals import check_model_options
 from .picture_metadata import label_saved_images
 from .remote.backend_sampler import BackendSampler
 from .remote.loop_choice import SAMPLER_NAMES, check_layout, reason_for_comfyui
 from .remote.patcher import RemotePatcher
-from .remote.previews import prepare_callback
+from .remote.previews import Callback, prepare_callback
 
 DESCRIPTION = (
     "KSampler with the step loop in the backend. Approximate if the loader's layout is. Samplers that run there: "
@@ -79,6 +79,25 @@ def _show_loop(hidden: Any, reason: str) -> str:
     if hidden is not None:
         show_on_node(hidden.dynprompt.get_display_node_id(hidden.unique_id), text)
     return text
+
+
+def _telling(hidden: Any, text: str, callback: Callback) -> Callback:
+    """Return a sampling callback that also shows on the node how many steps are done, and the time left.
+
+    Args:
+        hidden: the node's ``hidden``. None if no workflow runs.
+        text: what the node shows before the first step.
+        callback: see ``prepare_callback``.
+    """
+    if hidden is None:
+        return callback
+    node, origin = hidden.dynprompt.get_display_node_id(hidden.unique_id), executing_origin()
+
+    def told(step: int, x0: Any, x: Any, total: int) -> None:
+        callback(step, x0, x, total)
+        show_on_node(node, f"{step + 1} of {total} steps{time_left(origin, step + 1, total)}; {text}")
+
+    return told
 
 
 def _step_inputs() -> list[Any]:
@@ -175,7 +194,7 @@ class ParallelSampler(io.ComfyNode):  # type: ignore[misc]
             negative,
             latent,
             noise_mask=latent_image.get("noise_mask"),
-            callback=callback,
+            callback=_telling(cls.hidden, shown, callback),
             disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
             seed=seed,
         )

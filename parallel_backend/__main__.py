@@ -11,6 +11,7 @@ from .client import query
 from .client.status_text import format_json, format_requests, format_status
 from .doctor import options as doctor
 from .errors import BackendError, InvalidRequest
+from .planner import options as planner
 from .protocol.endpoint import Endpoint, passed_over
 from .verify import options as verify
 from .version import version
@@ -56,7 +57,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(
         required=True,
-        metavar="serve | host | status | stop | logs | certificates | doctor | verify | make-parallel",
+        metavar="serve | host | status | stop | logs | certificates | doctor | verify | plan | make-parallel",
     )
     for command in _COMMANDS:
         added = commands.add_parser(command.name, help=command.help)
@@ -174,6 +175,12 @@ def _verify(options: argparse.Namespace) -> int:
     return command.run(options)
 
 
+def _plan(options: argparse.Namespace) -> int:
+    from .planner import command
+
+    return command.run(options)
+
+
 _COMMANDS = (
     _Command(
         "serve", serve.run, serve.add_arguments,
@@ -189,6 +196,7 @@ _COMMANDS = (
     ),
     _Command("doctor", _doctor, doctor.add_arguments, "check this machine and this installation, and say what to do"),
     _Command("verify", _verify, verify.add_arguments, "compare a checkpoint in many layouts with diffusers' forward"),
+    _Command("plan", _plan, planner.add_arguments, "predict a prompt in each layout, and say which is the fastest"),
     _Command(
         "make-parallel", _make_parallel, _add_make_parallel,
         "put Parallel Model and Parallel VAE behind every loader of a workflow",

@@ -2,37 +2,24 @@
 
 It writes the table of environment variables into docs/reference.md, that of model files into docs/models.md, the
 addresses of icon and banner into pyproject.toml, the pictures of the documentation, the example workflows in the web
-page's format, and the English texts of the nodes. With ``--thumbnails`` it also runs the workflows of ``workflows/api``
-in a real ComfyUI, so that the thumbnails show what a user gets. Those of workflows with model files, which are large,
-show the graph. For these it needs Chromium.
+page's format with drawings of those whose models are not included, and the English texts of the nodes. With
+``--thumbnails`` it also runs the other ones in a real ComfyUI, so that their thumbnails show what a user gets.
 """
 
 import argparse
-import base64
 import json
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from scripts import comfy_paths, install, models_table, registry, settings_table, workflows
+from scripts import blueprint, comfy_paths, models_table, registry, settings_table, workflow_thumbnail, workflows
 from scripts.comfy_api import ComfyClient
 from scripts.comfy_server import ComfyServer
 from scripts.docs_pictures import files as pictures
 
 THUMBNAIL = (400, 400)
-CENTRE_OURS = """() => {
-    const node = window.app.graph._nodes.find((node) => node.type.startsWith('Parallel'))
-    const canvas = window.app.canvas, view = canvas.ds, scale = 0.9, middle = 500 / scale
-    view.scale = scale
-    view.offset = [0, 1].map((i) => middle - node.pos[i] - node.size[i] / 2)
-    canvas.show_info = false
-    canvas.setDirty(true, true)
-}"""
 
 
 def thumbnail(client: ComfyClient, name: str) -> Image.Image:
@@ -41,30 +28,6 @@ def thumbnail(client: ComfyClient, name: str) -> Image.Image:
     image = Image.open(BytesIO(client.fetch(file)))
     image.seek(getattr(image, "n_frames", 1) // 2)
     return image.convert("RGB").resize(THUMBNAIL, Image.Resampling.LANCZOS)
-
-
-def graph_picture(page: Any, name: str) -> Image.Image:
-    """The first node of ours in a workflow with what is around it, as the web page draws it."""
-    page.evaluate("async (graph) => await window.app.loadGraphData(graph, true, true)", workflows.graph(name))
-    page.evaluate(CENTRE_OURS)
-    page.wait_for_timeout(1000)  # the page draws with the next frame
-    data = page.evaluate("window.app.canvasEl.toDataURL('image/png')")
-    image = Image.open(BytesIO(base64.b64decode(data.partition(",")[2]))).convert("RGB")
-    return image.resize(THUMBNAIL, Image.Resampling.LANCZOS)
-
-
-@contextmanager
-def web_page(server: ComfyServer) -> Iterator[Any]:
-    """ComfyUI's page in a square, headless Chromium."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1000, "height": 1000})
-        page.goto(server.client.url, wait_until="domcontentloaded")
-        page.wait_for_function("() => window.app?.graph && window.app.vueAppReady", timeout=60_000)
-        yield page
-        browser.close()
 
 
 def english(object_info: dict[str, Any]) -> dict[str, Any]:
@@ -86,28 +49,31 @@ def _texts(info: dict[str, Any]) -> dict[str, Any]:
 
 def write(path: Path, content: object) -> None:
     """Write a JSON file."""
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def list_needed_files(models: Path) -> None:
-    """Create empty files, so that the page lists all files that the workflows name and marks none as missing."""
-    for file in (file for name in workflows.names() for file in workflows.needed_files(name)):
-        (models / file["directory"]).mkdir(parents=True, exist_ok=True)
-        (models / file["directory"] / file["name"]).touch()
+def write_drawings() -> None:
+    """Write a drawing beside each workflow whose model is not included."""
+    for name in filter(workflows.needs_download, workflows.names()):
+        _save(workflow_thumbnail.draw(name, workflows.graph(name)), name)
 
 
 def write_thumbnails(server: ComfyServer) -> None:
-    """Write a picture beside each workflow."""
-    with web_page(server) as page:
-        for name in workflows.names():
-            picture = graph_picture(page, name) if workflows.needed_files(name) else thumbnail(server.client, name)
-            picture.save(workflows.FOLDER / f"{name}.jpg", quality=88)
+    """Write what each of the other workflows makes beside it."""
+    for name in workflows.names():
+        if not workflows.needs_download(name):
+            _save(thumbnail(server.client, name), name)
+
+
+def _save(picture: Image.Image, name: str) -> None:
+    picture.save(workflows.FOLDER / f"{name}.jpg", quality=88)
 
 
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--thumbnails", action="store_true", help="also make the thumbnails, which takes minutes")
+    parser.add_argument("--thumbnails", action="store_true", help="also run the workflows that need no download")
     thumbnails = parser.parse_args().thumbnails
     settings_table.write()
     models_table.write()
@@ -116,13 +82,14 @@ def main() -> None:
     comfyuis = comfy_paths.candidates()
     if not comfyuis:
         raise SystemExit("No ComfyUI found: set COMFYUI_PATH to a checkout.")
-    server = ComfyServer(comfyuis[0], frontend=install.frontend_folder(comfyuis[0]))
-    list_needed_files(server.base / "models")
+    server = ComfyServer(comfyuis[0])
     with server:
         info = server.client.object_info()
         write(comfy_paths.ROOT / "locales" / "en" / "nodeDefs.json", english(info))
         for name in workflows.names():
-            write(workflows.FOLDER / f"{name}.json", workflows.to_graph(workflows.api(name), info))
+            write(workflows.FOLDER / f"{name}.json", workflows.to_graph(name, workflows.api(name), info))
+        write(blueprint.FILE, blueprint.graph(info))
+        write_drawings()
         if thumbnails:
             write_thumbnails(server)
 

@@ -8,14 +8,19 @@ BEGIN, END = "<!-- made by python -m scripts.generate -->\n", "<!-- end -->\n"
 
 
 def table() -> str:
-    """Return the lines of the table: a row for each file of each template that needs some."""
+    """Return the lines of the table: a row for each file and folder of each template that needs some."""
     rows = []
     for name in workflows.names():
-        shown = name
+        comfyui = workflows.needed_comfyui(name)
+        shown = f"{name} (ComfyUI {comfyui} or newer)" if comfyui else name
         for file in workflows.needed_files(name):
             place = f"`models/{file['directory']}/{file['name']}`"
             rows.append(f"| {shown} | {place} | [{_repository(file['url'])}]({file['url']}) |")
             shown = ""
+        for folder in workflows.needed_folders(name):
+            place = f"the folder `models/{folder['directory']}/{folder['name']}`"
+            source = f"[{folder['repository']}](https://huggingface.co/{folder['repository']})"
+            rows.append(f"| {shown} | {place} | {source} |")
     return "\n".join(["| template | file | from |", "|---|---|---|", *rows]) + "\n"
 
 

@@ -8,18 +8,13 @@ import json
 import uuid
 from typing import Any
 
+from scripts import workflow_layout, workflow_note, workflow_subgraph
 from scripts.comfy_api import Prompt
 from scripts.comfy_paths import ROOT
 
 FOLDER = ROOT / "workflows"
 API_FOLDER = FOLDER / "api"
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
-WIDTH, GAP = 340, 50
-EXTRA_HEIGHT = {
-    "ParallelLoader": 60, "ParallelModel": 60, "ParallelVAE": 60, "CLIPTextEncode": 120,
-    "SaveImage": 340, "SaveAnimatedWEBP": 340, "SaveVideo": 340,
-}  # fmt: skip
-"""Pixels that a node needs beyond its slots: for its state, a text box or an image."""
 
 Node = dict[str, Any]
 
@@ -37,7 +32,37 @@ def api(name: str) -> Prompt:
 
 def needed_files(name: str) -> list[dict[str, str]]:
     """The model files that a workflow loads: name, url, and the folder under ``models``. The web page offers them."""
-    return [file for node in api(name).values() for file in node.get("_meta", {}).get("models", [])]
+    return _named(api(name), "models")
+
+
+def needed_folders(name: str) -> list[dict[str, str]]:
+    """The folders in diffusers layout that a workflow loads: name, repository, and the folder under ``models``."""
+    return _named(api(name), "folders")
+
+
+def needed_comfyui(name: str) -> str:
+    """The oldest ComfyUI that has a workflow's model, such as ``0.30``; empty where all supported ones do."""
+    return _comfyui(api(name))
+
+
+def needed_release(name: str) -> tuple[int, ...]:
+    """``needed_comfyui`` as numbers that can be compared; none where all supported versions will do."""
+    return tuple(int(part) for part in needed_comfyui(name).split(".") if part)
+
+
+def needs_download(name: str) -> bool:
+    """Whether a workflow needs more than the checkpoint that is included."""
+    return bool(needed_files(name) or needed_folders(name))
+
+
+def _named(prompt: Prompt, kind: str) -> list[dict[str, str]]:
+    """What a prompt's nodes need of a kind. What two of them load is there once."""
+    found = [each for node in prompt.values() for each in node.get("_meta", {}).get(kind, [])]
+    return list({(each["directory"], each["name"]): each for each in found}.values())
+
+
+def _comfyui(prompt: Prompt) -> str:
+    return "".join(node.get("_meta", {}).get("comfyui", "") for node in prompt.values())
 
 
 def graph(name: str) -> dict[str, Any]:
@@ -77,6 +102,24 @@ def with_options(prompt: Prompt, object_info: dict[str, Any]) -> Prompt:
     }
 
 
+def flat(prompt: Prompt) -> Prompt:
+    """A prompt whose nodes in subgraphs, such as ``12:5``, have the numbers that they have in the subgraph."""
+    return {
+        _last(key): {
+            "class_type": entry["class_type"],
+            "inputs": {
+                name: [_last(value[0]), value[1]] if isinstance(value, list) else value
+                for name, value in entry["inputs"].items()
+            },
+        }
+        for key, entry in prompt.items()
+    }
+
+
+def _last(key: str) -> str:
+    return key.rpartition(":")[2]
+
+
 def _defaults(info: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     widgets = {name: options for name, (kind, options) in declared_inputs(info).items() if is_widget(kind, options)}
     defaults = {name: options["default"] for name, options in widgets.items() if "default" in options}
@@ -92,18 +135,35 @@ def _brought_along(name: str, options: dict[str, Any], chosen: Any) -> dict[str,
     return {f"{name}.{inner}": more["options"][0]["key"] for inner, more in lists.items()}
 
 
-def to_graph(prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
-    """A prompt in the web page's format, its nodes laid out in columns from left to right."""
+def to_graph(name: str, prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
+    """A prompt in the web page's format, its nodes in groups, with a note.
+
+    Most of it is in a subgraph, but for the included model: its five nodes show how the ways to sample differ.
+    """
+    content = flat_graph(prompt, object_info)
+    files, folders = _named(prompt, "models"), _named(prompt, "folders")
+    values: list[str] = []
+    if files or folders:
+        content["last_node_id"] += 1
+        workflow_subgraph.fold(content, content["last_node_id"], workflow_subgraph.inner_ids(content))
+        values = [slot["name"] for slot in content["nodes"][-1]["inputs"] if "widget" in slot]
+    content["last_node_id"] += 1
+    left = workflow_note.WIDTH + workflow_layout.GAP
+    content["groups"] = workflow_layout.place(content["nodes"], content["links"], left)
+    kinds = {entry["class_type"] for entry in prompt.values()}
+    text = workflow_note.text(name, kinds, files=files, folders=folders, comfyui=_comfyui(prompt), values=values)
+    content["nodes"].append(workflow_note.node(content["last_node_id"], text))
+    return content
+
+
+def flat_graph(prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
+    """A prompt in the web page's format, its nodes without places."""
     links: list[list[Any]] = []
     nodes = [_node(int(key), entry, object_info[entry["class_type"]], links) for key, entry in prompt.items()]
-    by_id = {node["id"]: node for node in nodes}
-    for link, source, slot, _, _, _ in links:
-        by_id[source]["outputs"][slot]["links"].append(link)
-    _place(nodes, links)
     return {
         "id": str(uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(prompt, sort_keys=True))),
         "revision": 0,
-        "last_node_id": max(by_id),
+        "last_node_id": max(node["id"] for node in nodes),
         "last_link_id": len(links),
         "nodes": nodes,
         "links": links,
@@ -159,19 +219,3 @@ def _later_options(entry: Node, declared: dict[str, tuple[str, dict[str, Any]]])
     """The inputs after the last one that the prompt sets. The page gives them the default values of its version."""
     names = list(declared)
     return names[max((names.index(name) for name in entry["inputs"]), default=-1) + 1 :]
-
-
-def _place(nodes: list[Node], links: list[list[Any]]) -> None:
-    depth = {node["id"]: 0 for node in nodes}
-    for _ in nodes:
-        for _, source, _, target, _, _ in links:
-            depth[target] = max(depth[target], depth[source] + 1)
-    bottom: dict[int, int] = {}
-    for order, node in enumerate(sorted(nodes, key=lambda n: depth[n["id"]])):
-        column = depth[node["id"]]
-        rows = len(node["inputs"]) + len(node["outputs"])
-        height = 40 + 26 * rows + EXTRA_HEIGHT.get(node["type"], 0)
-        node["pos"] = [column * (WIDTH + GAP), bottom.get(column, 0)]
-        node["size"] = [WIDTH, height]
-        node["order"] = order
-        bottom[column] = bottom.get(column, 0) + height + GAP

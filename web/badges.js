@@ -18,8 +18,12 @@ export function showBadges() {
   api.addEventListener(EVENT, (/** @type {{detail: Step}} */ { detail }) => {
     const node = found(detail.node);
     if (!node) return;
-    node.badges = [...(node.badges ?? []).filter((/** @type {any} */ each) => !each[OURS]), badge(text(detail))];
+    const before = node.badges ?? [];
+    node.badges = [...before.filter((/** @type {any} */ each) => !each[OURS]), badge(text(detail))];
     node.setDirtyCanvas?.(true, false);
+    // Nodes 2.0 looks again only when it is told.
+    const changed = { type: "node:property:changed", nodeId: node.id, property: "badges" };
+    node.graph?.trigger?.(changed.type, { ...changed, oldValue: before, newValue: node.badges });
   });
 }
 

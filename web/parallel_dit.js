@@ -5,6 +5,8 @@
  */
 import { showBadges } from "./badges.js";
 import { app } from "./comfy.js";
+import { findDevices, offerDevices } from "./devices.js";
+import { showChanged } from "./layout.js";
 import { makeParallel } from "./make_parallel/command.js";
 import { MET, meet } from "./notices/first_contact.js";
 import { showNotices } from "./notices/notices.js";
@@ -30,6 +32,9 @@ app.registerExtension({
   aboutPageBadges: [{ label: "Parallel DiT", url: REPOSITORY, icon: "pi pi-server" }],
   menuCommands: [{ path: ["Parallel DiT"], commands: [MAKE_PARALLEL] }],
   getCanvasMenuItems: () => [null, { content: t("button.parallel"), callback: makeParallel }],
+  nodeCreated: offerDevices,
+  loadedGraphNode: showChanged,
+  refreshComboInNodes: findDevices,
   async setup() {
     addStyles();
     app.extensionManager.registerSidebarTab({
@@ -46,7 +51,7 @@ app.registerExtension({
     });
     showNotices();
     showBadges();
-    await readSettings();
+    await Promise.all([findDevices(), readSettings()]); // before the page makes nodes
     void meet(makeParallel);
   },
 });

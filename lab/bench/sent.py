@@ -10,9 +10,9 @@ from parallel_backend.engine.validation import is_refused
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import family_of
 from parallel_backend.interfaces.geometry import LATENT
+from parallel_backend.interfaces.input_shapes import input_shapes
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.strategies import STRATEGIES
-from parallel_backend.verify.examples import input_shapes
 
 from .results import print_results
 

@@ -19,7 +19,8 @@ from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.modules import module_class_of
 from parallel_backend.families.registry import family_of
 from parallel_backend.interfaces.family import Family
-from parallel_backend.verify.examples import fill, input_shapes, random_module, variant
+from parallel_backend.interfaces.input_shapes import input_shapes
+from parallel_backend.verify.examples import fill, random_module, variant
 
 from .results import print_results
 

@@ -21,7 +21,7 @@ from parallel_backend.protocol.model_spec import ModelSpec
 from parallel_backend.step_loop.sampling_context import Report
 
 from .echo import ECHO, echo
-from .handicap import handicapped, slow_down
+from .handicap import handicap, handicapped, slow_down, slowed
 from .peak_memory import PeakMemory
 from .unclamped import Unclamped
 
@@ -47,13 +47,17 @@ class LabEngine(Engine):
     ) -> dict[str, Tensor]:
         """Carry out one request, see ``Engine.handle``.
 
-        ``Trial`` also knows ``echo``. A ``Decode`` or ``Encode`` that counts bytes also returns ``grown_bytes``
-        ``[ranks]`` int64, by how much each rank's peak memory exceeds its memory before; pixels are not clamped.
+        ``Trial`` also knows ``echo``. A rank with a handicap takes longer for the blocks of a transformer, and for all
+        of a ``Decode`` or ``Encode`` that does not count bytes. One that does also returns ``grown_bytes`` ``[ranks]``
+        int64, by how much each rank's peak memory exceeds its memory before; pixels are not clamped.
         """
         if isinstance(message, Trial) and message.name == ECHO:
             return echo(message, tensors, report)
-        if not isinstance(message, Decode | Encode) or message.measure != "bytes":
+        if not isinstance(message, Decode | Encode):
             return super().handle(message, metas, tensors, report=report, cancelled=cancelled, next_step=next_step)
+        if message.measure != "bytes":
+            with slowed(handicap(self.rank), self.device):
+                return super().handle(message, metas, tensors, report=report, cancelled=cancelled)
         refusal, results = None, dict[str, Tensor]()
         with Unclamped(), PeakMemory(self.device) as peak:
             try:

@@ -1,10 +1,16 @@
-"""Ranks that sleep, to try unequal devices on equal ones."""
+"""Ranks that sleep, to try unequal devices on equal ones.
+
+A slowed rank sleeps after each of its operators, on a GPU before each exchange, so that the others wait for it where
+they would wait for a slow device: in every layer, and not only at the end of a step.
+"""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend import env
 from parallel_backend.distributed.mesh import RankMesh
@@ -12,6 +18,10 @@ from parallel_backend.distributed.rank_speeds import clock, synchronize
 from parallel_backend.interfaces.family import Family
 from parallel_backend.interfaces.state import State
 from parallel_backend.loading.loaded_transformers import Transformers
+
+_LEAST = 1e-3
+"""Seconds of sleep that come together, since shorter sleeps are inexact."""
+_EXCHANGES = ("c10d", "_c10d_functional")
 
 
 def handicap(rank: int) -> float:
@@ -46,13 +56,47 @@ class Slowed:
     """``run`` slowed down to ``factor`` times its compute time; on a CPU, time spent waiting does not count."""
 
     def __init__(self, run: Callable[[State], State], factor: float, device: torch.device) -> None:
-        self._run, self._factor, self._device, self._clock = run, factor, device, clock(device)
+        self._run, self._factor, self._device = run, factor, device
 
     def __call__(self, state: State) -> State:
-        """Run the blocks, then sleep."""
-        synchronize(self._device)
-        start = self._clock()
-        result = self._run(state)
-        synchronize(self._device)
-        time.sleep((self._factor - 1) * (self._clock() - start))
+        """Run the blocks, with sleep."""
+        with slowed(self._factor, self._device):
+            return self._run(state)
+
+
+@contextmanager
+def slowed(factor: float, device: torch.device) -> Iterator[None]:
+    """Take ``factor`` times as long for what is computed inside."""
+    if factor <= 1:
+        yield
+        return
+    with _Sleeps(factor, device) as sleeps:
+        yield
+        sleeps.catch_up()
+
+
+class _Sleeps(TorchDispatchMode):
+    """Sleeps for the time that work has taken since it slept last."""
+
+    def __init__(self, factor: float, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._factor, self._device, self._clock = factor, device, clock(device)
+        synchronize(device)
+        self._since = self._clock()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        exchanges = func.namespace in _EXCHANGES
+        if exchanges:
+            self.catch_up()
+        result = func(*args, **(kwargs or {}))
+        if self._device.type == "cpu" and not exchanges:
+            self.catch_up(_LEAST)
         return result
+
+    def catch_up(self, least: float = 0.0) -> None:
+        """Sleep, unless it would be for less than ``least`` seconds."""
+        synchronize(self._device)
+        seconds = (self._factor - 1) * (self._clock() - self._since)
+        if seconds > least:
+            time.sleep(seconds)
+            self._since = self._clock()

@@ -24,7 +24,7 @@ from .forward import matrix, memory, pairwise
 from .forward.cells import SmallModels
 from .forward.matrix import Cell
 from .forward.memory import Growth
-from .loops import quality
+from .loops import cache_quality, quality
 from .loops.run import Loop, LoopVerifier, loops
 from .reference import difference
 from .reference import run as references
@@ -71,6 +71,13 @@ def _add_other_comparisons(parser: argparse.ArgumentParser) -> None:
         "are from exact ones",
     )  # fmt: skip
     parser.add_argument(
+        "--cache", action="store_true",
+        help="with --quality: tabulate how far pictures and clips with step caches are from those of all steps",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prompts", type=int, metavar="N", help=f"with --quality --cache: how many (default {cache_quality.PROMPTS})"
+    )
+    parser.add_argument(
         "--vae", metavar="KIND",
         help="instead: compare a VAE whose rows are split over --ranks N with diffusers' own; KIND is a small random "
         "VAE such as image or wan21, or a checkpoint's folder",
@@ -90,7 +97,7 @@ def _add_other_comparisons(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the comparisons that the options ask for and return the exit status."""
     disable_tf32()
-    check_least(options, {"text_tokens": 1, "ranks": 1, "width": 8})
+    check_least(options, {"text_tokens": 1, "ranks": 1, "width": 8, "prompts": 1})
     if options.reference:
         return _run_reference(options)
     if options.vae:
@@ -99,8 +106,10 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidRequest("--encode, --width and --dtype need --vae")
     if options.memory:
         return _run_memory(options)
+    if (options.cache or options.prompts) and not options.quality:
+        raise InvalidRequest("--cache and --prompts need --quality")
     if options.quality:
-        return _run_quality(options)
+        return _run_cache_quality(options) if options.cache else _run_quality(options)
     if options.warmup is not None:
         return _run_loops(options)
     return _run_matrix(options)
@@ -186,6 +195,25 @@ def _run_quality(options: argparse.Namespace) -> int:
         exact, rows = quality.measure(runner.client, devices, layouts, lambda text: print(text, file=sys.stderr))
     print(msgspec.json.encode(rows).decode() if options.json else quality.markdown(rows, exact))
     failures = quality.failures(rows)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return int(bool(failures))
+
+
+def _run_cache_quality(options: argparse.Namespace) -> int:
+    unsupported = _set_options(options) - {"quality", "cache", "prompts", "json", "devices"}
+    if unsupported:
+        raise InvalidRequest(f"--quality --cache has its own model: leave {', '.join(sorted(unsupported))} out")
+    prompts = options.prompts or cache_quality.PROMPTS
+    if prompts > cache_quality.PROMPTS:
+        raise InvalidRequest(f"--prompts {prompts}: there are {cache_quality.PROMPTS}")
+    devices = choose_devices(options.devices, {"one rank": 1})
+    with verifier(devices) as runner:
+        rows = cache_quality.measure(
+            runner.client, devices, prompts, cache_quality.STEPS, lambda text: print(text, file=sys.stderr)
+        )
+    print(msgspec.json.encode(rows).decode() if options.json else cache_quality.markdown(rows))
+    failures = cache_quality.failures(rows)
     for failure in failures:
         print(failure, file=sys.stderr)
     return int(bool(failures))

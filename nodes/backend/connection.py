@@ -32,7 +32,15 @@ from ...parallel_backend.protocol.messages import (
 from ...parallel_backend.protocol.model_spec import ModelSpec
 from ...parallel_backend.protocol.status import LoadedModel, RankStatus
 from . import comfyui_models
-from .noted_steps import executing_origin, note_failure, note_recovery, note_steps, noted_progress
+from .noted_steps import (
+    executing_origin,
+    note_failure,
+    note_recovery,
+    note_steps,
+    noted_progress,
+    sampling_text,
+    time_left,
+)
 from .progress_text import OnProgress, shown_progress
 from .session import current
 
@@ -155,14 +163,15 @@ class Handle:
             BackendError: any other failure, in one sentence.
         """
         phase, origin = PHASES[type(message)], executing_origin()
-        self.show(phase)
+        self.show(sampling_text(origin) if isinstance(message, Forward) else phase)
         message = replace(message, origin=origin)
         session, shared = current(), comfyui_models.shared_gpus(self.spec.devices, self.ranks)
         session.held.free_dropped()
+        noted, left = noted_progress(origin, phase, on_progress), partial(time_left, origin)
         request = RetriedRequest(
             session.client, message, tensors,
             interrupted=comfy.model_management.processing_interrupted,
-            on_progress=shown_progress(phase, self.show, noted_progress(origin, phase, on_progress)),
+            on_progress=shown_progress(phase, self.show, noted, left),
             recovery=session.recovery(self.tell, partial(comfyui_models.unload, shared) if shared else None),
         )  # fmt: skip
         with self._errors_for_comfyui():

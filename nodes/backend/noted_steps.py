@@ -9,7 +9,7 @@ from ...parallel_backend.protocol.messages import Progress
 from ...parallel_backend.protocol.origin import Origin
 from .activity import Activity, named
 from .page import notice, tell_steps
-from .progress_text import OnProgress
+from .progress_text import OnProgress, duration
 from .session import current
 
 SAMPLING = "sampling"
@@ -56,10 +56,28 @@ def _note(origin: Origin | None, done: float, total: float) -> None:
 
 def note_steps(origin: Origin | None) -> None:
     """Note how far ComfyUI's own step loop is."""
+    if loop := _comfyui_loop():
+        _note(origin, *loop)
+
+
+def sampling_text(origin: Origin | None) -> str:
+    """Return the state of a node that samples in ComfyUI's own loop, such as ``sampling 3/20, about 12 s left``."""
+    loop = _comfyui_loop()
+    return f"{SAMPLING} {loop[0]:g}/{loop[1]:g}{time_left(origin, *loop)}" if loop else SAMPLING
+
+
+def time_left(origin: Origin | None, done: float, total: float) -> str:
+    """Return how long the other steps of a node will take, such as ``, about 12 s left``; "" if that is not known."""
+    steps = current().part(Activity).steps
+    known = steps.origin == origin and steps.total == total and steps.seconds and done < total
+    return f", about {duration((total - done) * steps.usual)} left" if known else ""
+
+
+def _comfyui_loop() -> tuple[float, float] | None:
+    """Return how many steps of the running node are done, and how many there are; None if it has no loop."""
     context = get_executing_context()
     state = get_progress_state().nodes.get(context.node_id) if context else None
-    if state is not None and state["max"] > 1:
-        _note(origin, state["value"], state["max"])
+    return None if state is None or state["max"] <= 1 else (state["value"], state["max"])
 
 
 def noted_progress(origin: Origin | None, phase: str, on_progress: OnProgress | None) -> OnProgress:

@@ -8,7 +8,7 @@ _MEMORY = (
     "remove that node"
 )
 _INSTEAD = {
-    r"\b(tea|fb)?cache|\bwave ?speed": "use ComfyUI's EasyCache or LazyCache instead",
+    r"\b(tea|fb)?cache|\bwave ?speed": "use Parallel Cache, or ComfyUI's EasyCache or LazyCache, instead",
     r"\bsage|\bflash ?att": _ATTENTION,
     r"\b(block)?swap|\boffload|\bchunk|\blow ?(v?ram|mem)|\bmemory": _MEMORY,
     r"\bskip ?layer|\bslg\b": "use ComfyUI's SkipLayerGuidanceDiT instead",

@@ -7,6 +7,7 @@ from comfy.patcher_extension import CallbacksMP
 
 from ..bridges.attention_choice import OVERRIDE
 from .patcher import KEY, REFUSES_SAVING
+from .step_cache import OPTION
 
 SUPPORTED_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
 EACH_STEP = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
@@ -29,7 +30,7 @@ def _added(patcher: Any) -> Iterator[tuple[str, list[str]]]:
     yield "wrapper", sorted({str(key) for by_key in patcher.wrappers.values() for key in by_key} - {KEY})
     yield "callback", sorted(map(str, callbacks))
     yield "patch", sorted(patcher.object_patches.keys() - {"model_sampling"})
-    yield "option", sorted(patcher.model_options.get("transformer_options", {}).keys() - {OVERRIDE})
+    yield "option", sorted(patcher.model_options.get("transformer_options", {}).keys() - {OVERRIDE, OPTION})
     yield "method", sorted(set_on_model - {REFUSES_SAVING})
     yield "method", ["diffusion_model.forward"] if "forward" in vars(transformer) else []
     for hooks in ("_forward_hooks", "_forward_pre_hooks"):

@@ -84,6 +84,7 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
             seed=seed,
             noise_device="cpu" if tensors["x"].device.type == "cpu" else "cuda",
             previews=self.previews,
+            cache=remote.cached.settings if remote.cached else None,
             latent_shapes=shapes if len(shapes) > 1 else (),
             adapters=remote.changes.adapters,
             overlay=remote.changes.overlay,
@@ -98,8 +99,10 @@ class BackendSampler(comfy.samplers.Sampler):  # type: ignore[misc]
                 shown = _packed_preview(shown, shapes)
             callback(progress.value - 1, shown, shown if len(shapes) > 1 else None, progress.total)
 
-        samples: Tensor = remote.handle.call(message, tensors, on_progress=progressed)["samples"]
-        return samples
+        results: dict[str, Tensor] = remote.handle.call(message, tensors, on_progress=progressed)
+        if remote.cached:
+            remote.cached.count(results)
+        return results["samples"]
 
 
 def _of_sampling(sampling: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from ..bridges.refusals import (
     failed_for_layers,
     transformer_replaced,
 )
+from .cached_sampling import step_cache
 from .changing_patcher import ChangingPatcher
 from .recorded_step import one_request_per_step
 from .transformer import RemoteTransformer
@@ -123,7 +124,7 @@ def _check_before_sampling(
     accepted = accepted_conds(remote.bridge.supported_conds, masked=denoise_mask is not None)
     check_conds((cond for conds in guider.conds.values() for cond in conds), accepted)
     try:
-        with guider.model_patcher.prepared_changes():
+        with guider.model_patcher.prepared_changes(), step_cache(remote, guider.model_options, sigmas):
             samples: Tensor = executor(noise, latent_image, sampler, sigmas, denoise_mask, *args, **kwargs)
     except Exception as error:
         if refusal := failed_for_layers(error, remote.asked):

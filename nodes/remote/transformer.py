@@ -28,6 +28,7 @@ from .looks_native import LooksNative
 from .overlays import stored_weights
 from .record_replay import BranchCall, CallCounter, CallRecorder, CallReplayer, chunks, requests_of
 from .stand_in_layers import StandInLayers, stand_in_weights
+from .step_cache import CachedSampling
 from .weight_changes import WeightChanges
 
 DTYPES: dict[str, torch.dtype] = {
@@ -58,6 +59,7 @@ class RemoteTransformer(LooksNative, nn.Module):
         weight_prefix: the beginning of the weights' names in ComfyUI's MODEL.
         weights: names and shapes of ComfyUI's weights.
         changes: what is changed in the weights during the next calls.
+        cached: the step cache of the sampling; None if it has none.
         one_call: whether ComfyUI puts all branches of a step into one call. None before a sampling has shown it.
     """
 
@@ -74,6 +76,7 @@ class RemoteTransformer(LooksNative, nn.Module):
         self._interceptor: Interceptor | None = None
         self._checked: set[bool] = set()
         self.one_call: bool | None = None
+        self.cached: CachedSampling | None = None
         for name, value in (self._stand_ins.numbers | bridge.attributes()).items():
             setattr(self, name, value)
             if isinstance(value, LayersHere):
@@ -238,6 +241,8 @@ class RemoteTransformer(LooksNative, nn.Module):
             InvalidRequest: a node needs the layers in this process.
         """
         check_options(transformer_options)
+        if self.cached:
+            self.cached.note_sigma(transformer_options)
         self._check_once()
         skipped = skipped_blocks(transformer_options, self.bridge.replaceable_blocks)
         indices = list(transformer_options.get("cond_or_uncond") or [0])
@@ -282,14 +287,19 @@ class RemoteTransformer(LooksNative, nn.Module):
 
     def _request(self, calls: list[BranchCall], overlay: Overlay | None) -> list[Tensor]:
         tensors = {f"{i}.{name}": tensor for i, call in enumerate(calls) for name, tensor in call.inputs.items()}
+        tensors |= self.cached.position() if self.cached else {}
         message = Forward(
             model=self._spec(len(calls)),
             branches=len(calls),
+            cache=self.cached.settings if self.cached else None,
+            sampling=self.cached.id if self.cached else "",
             skipped=tuple(call.skipped for call in calls) if any(call.skipped for call in calls) else (),
             adapters=tuple(call.changes.adapters for call in calls),
             overlay=overlay,
         )
         answers = self.handle.call(message, tensors)
+        if self.cached:
+            self.cached.count(answers)
         return [answers[str(i)] for i in range(len(calls))]
 
     def _spec(self, branches: int) -> ModelSpec:

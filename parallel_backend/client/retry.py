@@ -240,6 +240,8 @@ class RetriedRequest:
             where = self._note = f"going on after step {self._step}"
             if spec.layout and spec.layout.approximate:
                 where += ", with a step of warm-up"
+            if isinstance(self._message, Sample) and self._message.cache:
+                where += ", where the step cache begins anew"
         if len(spec.devices.indices) < len(self._message.model.devices.indices):
             where += f", on {spec.devices}" + (f" with layout {spec.layout}" if spec.layout else "")
         self._recovery.notify(f"{where}, since {error}")

@@ -115,14 +115,16 @@ def with_biases(inner: Attention, state: State, streams: Sequence[str]) -> Atten
     return PairBiases(inner, queries, keys)
 
 
-def whole_queries(split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor], kernel: Kernel) -> Attention:
+def whole_queries(
+    mesh: RankMesh, split: TokenSplit, streams: Sequence[str], masks: Mapping[str, Tensor], kernel: Kernel
+) -> Attention:
     """Exact attention of queries that every rank holds whole to all tokens of ``streams``, on all ranks."""
     axis = split.axis
     key_masks = _key_masks(split, streams, masks, 1) or [None] * axis.size
     if axis.size == 1:
         return LocalAttention(kernel, key_masks[0])
     keys = sum(split.held(name) for name in streams)
-    return WholeQueriesAttention(axis, keys, key_masks[axis.index], kernel)
+    return WholeQueriesAttention(axis, mesh.split, keys, key_masks[axis.index], kernel)
 
 
 def patch_attention(
@@ -155,7 +157,7 @@ def with_ulysses(
     ulysses = mesh.axes["ulysses"]
     if ulysses.size > 1:
         blocks = _ring_blocks(split.tokens(streams), ulysses.size)
-        inner = UlyssesAttention(ulysses, blocks[split.axis.index // ulysses.size], inner, trials)
+        inner = UlyssesAttention(ulysses, blocks[split.axis.index // ulysses.size], mesh.split, inner, trials)
     return WithoutPadding([split.held(name) for name in streams], inner)
 
 

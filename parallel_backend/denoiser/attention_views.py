@@ -19,10 +19,11 @@ from ..interfaces.family import AttentionSite, Family
 from ..interfaces.geometry import BIAS_CHANNELS, IMAGE
 from ..interfaces.state import BIASES, State
 from ..layout.partition import Partition
+from ..layout.stream_partition import StreamPartition
 from ..strategies.displaced import DisplacedAttention, KeyValuesBySample
 from ..strategies.dsp import RowsAttention
 from ..strategies.patch_attention import KeyValues, PatchSplit
-from ..strategies.token_split import StreamPartition, TokenSplit
+from ..strategies.token_split import TokenSplit
 from . import attention_chain
 
 
@@ -47,13 +48,13 @@ class FullView:
         if split.axis.size == 1 and not masks and kernel.stock and not _has_biases(state):
             return []
         if self.mesh.axes["dsp"].size > 1:
-            return [_whole_rows(site, split, kernel) for site in family.attentions]
+            return [_whole_rows(site, self.mesh, split, kernel) for site in family.attentions]
 
         @cache
         def chain(streams: tuple[str, ...], queries: tuple[str, ...] | None, biased: bool) -> Attention:
             kernel = kernels(biased)
             if queries is not None:
-                return attention_chain.whole_queries(split, streams, masks, kernel)
+                return attention_chain.whole_queries(self.mesh, split, streams, masks, kernel)
             return attention_chain.attention(self.mesh, split, streams, masks, kernel, self.trials)
 
         # Ring and masks change what they get. From Ulysses they get copies.
@@ -139,9 +140,9 @@ class CachedView:
         return _routes(family, chain, state)
 
 
-def _whole_rows(site: AttentionSite, split: TokenSplit, kernel: Kernel) -> Route:
+def _whole_rows(site: AttentionSite, mesh: RankMesh, split: TokenSplit, kernel: Kernel) -> Route:
     """Give each rank whole rows of a module's input."""
-    around = partial(RowsAttention, split.axis, split.tokens(site.streams))
+    around = partial(RowsAttention, split.axis, split.tokens(site.streams), mesh.split)
     return WholeRoute(site.module, attention_chain.LocalAttention(kernel, None), site.each_sample, around)
 
 

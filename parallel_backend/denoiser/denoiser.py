@@ -20,6 +20,7 @@ from ..strategies.batch import BatchSplit
 from ..strategies.token_split import TokenSplit
 from . import stage_boundary
 from .attention_views import FullView
+from .change_gate import ChangeGate
 from .experts import Experts
 from .plan import DenoisingPlan
 
@@ -58,11 +59,9 @@ class Denoiser:
         self._changing = {*plan.latents[0], TIMESTEP}
         self._batches: list[list[int]] | None = None
         self.boundary = stage_boundary.StageBoundary(mesh.axes["pipe"], mesh.pipe_links or ())
-        weights = [1.0] * mesh.sequence.size
-        if plan.layout.stale:
-            weights = [speed for speed in mesh.speeds("ring") for _ in range(plan.layout.ulysses)]
         self._splits = [
-            TokenSplit.weighted(extent.streams, mesh.sequence, weights, extent.whole) for extent in plan.extents
+            TokenSplit(axis=mesh.sequence, streams=plan.split.streams(extent.streams), whole=extent.whole)
+            for extent in plan.extents
         ]
         self.full_view = FullView(mesh, self._splits, trials)
         self._routes: dict[tuple[int, int], list[Route]] = {}
@@ -110,13 +109,44 @@ class Denoiser:
             }
             self.boundary.finish()
             return predicted
-        if self._batches is None:  # equal in all calls; comparing positions makes the host wait for a GPU
-            self._batches = alike(branches, self.plan.variants)
-        for group in self._batches:
+        for group in self._groups(branches):
             batch = self.joined([branches[i] for i in group])
-            sizes = [branches[i][LATENT].shape[0] for i in group]
-            predicted.update(zip(group, torch.split(self._predict(batch, group[0], view), sizes), strict=True))
+            predicted |= self._split(branches, group, self._predict(batch, group[0], view))
         return {i: predicted[i] for i in branches}
+
+    def shards_unless(self, branches: Mapping[int, Inputs], gate: ChangeGate, *, may: bool) -> dict[int, Tensor] | None:
+        """Run the first block of all batches, and the rest unless ``gate`` says that the call is to be forecast.
+
+        Not with pipeline stages. Collective over all ranks if it may say so.
+
+        Args:
+            branches: see ``shards``.
+            may: whether the call may be forecast.
+
+        Returns:
+            See ``shards``; None, on all ranks alike, for a forecast.
+        """
+        begun: list[tuple[list[int], Inputs, State | None]] = []
+        for group in self._groups(branches):
+            batch = self.joined([branches[i] for i in group])
+            begun.append((group, batch, self._first_block(batch, group, gate)))
+        if gate.skips(may=may):
+            return None
+        predicted: dict[int, Tensor] = {}
+        for group, batch, state in begun:
+            predicted |= self._split(branches, group, self._other_blocks(batch, group[0], state))
+        return {i: predicted[i] for i in branches}
+
+    def _groups(self, branches: Mapping[int, Inputs]) -> list[list[int]]:
+        """The branches that run as one batch each, equal in all calls: comparing makes the host wait for a GPU."""
+        if self._batches is None:
+            self._batches = alike(branches, self.plan.variants)
+        return self._batches
+
+    @staticmethod
+    def _split(branches: Mapping[int, Inputs], group: Sequence[int], predicted: Tensor) -> dict[int, Tensor]:
+        sizes = [branches[i][LATENT].shape[0] for i in group]
+        return dict(zip(group, torch.split(predicted, sizes), strict=True))
 
     def comparable(self, shards: Mapping[int, Tensor]) -> Tensor:
         """The predictions of this rank's branches for the same tokens: ``[branches, B, tokens, values]``.
@@ -178,6 +208,28 @@ class Denoiser:
             return family.head(split.shard_whole(state))
         self.boundary.send(state.streams)
         return self._empty().view(len(inputs[LATENT]), 0, extent.values)
+
+    def _first_block(self, inputs: Inputs, group: Sequence[int], gate: ChangeGate) -> State | None:
+        """Run a batch's first block, and let ``gate`` measure it; None if this rank has no sample of it."""
+        if not inputs[LATENT].shape[0]:
+            return None
+        family = self._family(group[0], inputs)
+        state = self.full_view.splits[group[0]].shard(self.embed(family, inputs))
+        state = replace(state, skipped=self.plan.skipped[group[0]], part="first")
+        rows = [(i, sample) for i in group for sample in range(self.samples[i].start, self.samples[i].stop)]
+        with routed(self._routes_of(self.full_view, family, (group[0], 0), state)), gate.measuring(family, state, rows):
+            return gate.measured(family.run(state))
+
+    def _other_blocks(self, inputs: Inputs, branch: int, state: State | None) -> Tensor:
+        """Run a batch's other blocks, and predict this rank's tokens."""
+        split = self.full_view.splits[branch]
+        if state is None:
+            tokens = split.predicted(self.predicted)[split.axis.index]
+            return self._empty().view(0, tokens, self.plan.extents[branch].values)
+        self.on_forward()
+        family = self._family(branch, inputs)
+        with routed(self._routes_of(self.full_view, family, (branch, 0), state)):
+            return family.head(split.shard_whole(family.run(replace(state, part="rest"))))
 
     def _rows(self, inputs: Inputs) -> list[Inputs]:
         """The inputs of each sample by itself; the inputs as they are if there is no sample."""

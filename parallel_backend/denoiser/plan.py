@@ -8,6 +8,7 @@ from typing import Any
 from ..interfaces.geometry import Extent, Geometry, Shape
 from ..interfaces.strategy import ParameterShapes, Workload
 from ..layout.parallel_layout import ParallelLayout
+from ..layout.split import Split
 from ..protocol.model_spec import Adapter
 from ..protocol.packing import packed_shape
 
@@ -36,6 +37,11 @@ class DenoisingPlan:
     skipped: tuple[frozenset[int], ...]
     adapters: tuple[tuple[Adapter, ...], ...]
     guided: bool
+
+    @property
+    def split(self) -> Split:
+        """How the ranks share the work."""
+        return Split.of(self.layout)
 
     @property
     def variants(self) -> tuple[Hashable, ...]:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch.distributed as dist
 
 from ..layout.parallel_layout import AXES, ParallelLayout
+from ..layout.split import Split
 from .groups import GroupKey
 
 Grid = npt.NDArray[np.int_]
@@ -52,7 +53,7 @@ class RankMesh:
     """Ranks ``0 .. layout.ranks - 1`` as a grid with the axes ``AXES``, the last axis varying fastest.
 
     Attributes:
-        layout: the layout that the mesh was made for.
+        layout: the layout that the mesh was made for, balanced by measured speeds if it adapts to them.
         serial: distinguishes meshes; the same on all ranks.
         axes: this rank's ranks along each axis, by the axis's name.
         sequence: the ranks that split the tokens of one row: ``ring``, ``ulysses`` and ``dsp`` as one axis.
@@ -66,7 +67,6 @@ class RankMesh:
         ring_async: the ranks of ``ring`` with a second group, on which keys and values for the next step arrive in the
             background. None unless the layout has ``stale=previous``.
         all_ranks: all ranks of the mesh.
-        measured_speeds: relative speed of each rank.
     """
 
     layout: ParallelLayout
@@ -77,20 +77,11 @@ class RankMesh:
     weights_axis: Axis | None
     ring_async: Axis | None
     all_ranks: Axis
-    measured_speeds: tuple[float, ...]
 
-    def speeds(self, axis: str) -> tuple[float, ...]:
-        """Relative speed of each position on an axis of stages or patches.
-
-        This is the layout's ``balance`` if it has one, otherwise the slowest rank's measured speed there.
-        """
-        if self.layout.balance:
-            return self.layout.balance
-        positions = [self.layout.coordinates(rank)[axis] for rank in self.all_ranks.ranks]
-        return tuple(
-            min(speed for position, speed in zip(positions, self.measured_speeds, strict=True) if position == i)
-            for i in range(self.layout.degrees[axis])
-        )
+    @property
+    def split(self) -> Split:
+        """How the ranks share the work."""
+        return Split.of(self.layout)
 
 
 def groups_of(layout: ParallelLayout) -> tuple[GroupKey, ...]:
@@ -109,7 +100,8 @@ def create(
         group_of: returns the groups of ``groups_of``.
         rank: this rank.
         serial: see ``RankMesh``.
-        speeds: relative speed of each rank of the world; all are equal if it is empty.
+        speeds: relative speed of each rank of the world, for a layout that adapts to them; empty if all are
+            equal.
 
     Returns:
         The mesh, or None on a rank that the layout leaves idle.
@@ -123,9 +115,8 @@ def create(
     sequence = axes.pop("sequence", axes[several])
     even, odd, last_to_first = (axes.pop(name, None) for name in _BOUNDARIES)
     return RankMesh(
-        layout=layout, serial=serial, axes=axes, sequence=sequence, all_ranks=whole, weights_axis=weights,
+        layout=layout.at(speeds), serial=serial, axes=axes, sequence=sequence, all_ranks=whole, weights_axis=weights,
         ring_async=behind, pipe_links=(even, odd, last_to_first) if even and odd and last_to_first else None,
-        measured_speeds=tuple(speeds[: layout.ranks]) or (1.0,) * layout.ranks,
     )  # fmt: skip
 
 

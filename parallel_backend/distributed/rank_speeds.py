@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from ..layout.balance import MAX_SPEED
 from ..progress import PROGRESS
 
 _TRIES = 7
@@ -35,7 +36,8 @@ def grouped(speeds: Sequence[float], ratio: float) -> tuple[float, ...]:
     for speed in sorted(speeds, reverse=True):
         if not levels or levels[-1] > ratio * speed:
             levels.append(speed)
-    return tuple(round(min(level for level in levels if level >= speed) / levels[0], 3) for speed in speeds)
+    nearest = (min(level for level in levels if level >= speed) / levels[0] for speed in speeds)
+    return tuple(max(1 / MAX_SPEED, round(speed, 3)) for speed in nearest)
 
 
 def _seconds(device: torch.device) -> float:

@@ -22,6 +22,7 @@ from ..distributed.mesh_cache import MeshCache
 from ..errors import Cancelled, NoRoom
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
+from ..layout.split import Split
 from ..loading.components import ComponentCache
 from ..loading.load import check_dtype, resolve_vae_dtype
 from ..progress import PROGRESS
@@ -82,7 +83,8 @@ class Autoencoding:
             return {}
         if self.own_tiles:
             return self._run_on(together, device)
-        if not self.tiles and together.all_ranks.size == ranks and self.chunks.keep_busy(ranks):
+        alike = len(set(self._split(ranks).speeds)) == 1  # chunks of time are too few for shares by speed
+        if not self.tiles and together.all_ranks.size == ranks and alike and self.chunks.keep_busy(ranks):
             with suppress(NoRoom):  # a rank would have room for a part of each frame
                 return self._run_on(together, device, self._by_time)
         # Ranks may differ in whether they know that this VAE cannot be split. Rank 0 took part in all requests.
@@ -121,7 +123,7 @@ class Autoencoding:
         encodes, frames = isinstance(self.request.message, Encode), 1
         if scale.video:
             frames = self.vae.encoded_frames(shape[1]) if encodes else self.vae.pixel_frames(shape[2])
-        rows, width = Partition.even(self.height, axis.size).sizes[axis.index], self.width
+        rows, width = self._rows(axis).sizes[axis.index], self.width
         if by_time:
             rows, frames = self.height, self.chunks.longest if encodes else self.vae.pixel_frames(self.chunks.longest)
         tile = (self.request.message.tile or self.vae.own_tile) // scale.spatial
@@ -136,6 +138,13 @@ class Autoencoding:
             kind, self.vae.config, pixels=pixels, frames=frames, encode=encodes, itemsize=self.dtype.itemsize
         )
 
+    def _split(self, ranks: int) -> Split:
+        return Split.of(self.request.message.model.layout or ParallelLayout(ring=ranks))
+
+    def _rows(self, axis: Axis) -> Partition:
+        """Split the rows of the latent over ranks by their speeds, if the layout gives them."""
+        return self._split(axis.size).rows(self.height, axis.size)
+
     def _whole(self, module: Any, mesh: RankMesh, device: torch.device) -> Tensor:
         tensor = self.request.tensors[self.input] if self.request.tensors else None
         note = f"on one rank: {self.components.whole_vae}" if self.components.whole_vae else ""
@@ -143,7 +152,7 @@ class Autoencoding:
         if mesh.all_ranks.size == 1:
             assert tensor is not None
             return self.code(self.vae, module, tensor.to(device), tick)
-        rows = RowSplit(axis=mesh.axes["ring"], latent=Partition.even(self.height, mesh.all_ranks.size))
+        rows = RowSplit(axis=mesh.axes["ring"], latent=self._rows(mesh.all_ranks))
         with split(module, rows, kernels.KERNELS["sdpa"]):
             local = rows.scatter(tensor, self.request.metas[0], self.sides[0].dims[0], device)
             return self.code(self.vae, module, local, tick, rows)

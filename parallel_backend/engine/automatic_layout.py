@@ -8,8 +8,10 @@ import torch
 
 from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..denoiser.plan import DenoisingPlan
+from ..layout.balance import MAX_SPEED
 from ..layout.choice import sharing
 from ..layout.parallel_layout import ParallelLayout
+from ..layout.split import Split
 from ..loading.components import ComponentCache
 from ..loading.load import transformer_bytes
 from ..loading.offload_plan import PartSizes, with_slack
@@ -21,6 +23,9 @@ from .validation import is_refused
 from .working_memory import forward_bytes
 
 log = logging.getLogger(__name__)
+
+_UNLIKE = 1.1
+"""By how much more room a device has than another before their shares of the weights differ."""
 
 
 def fit(
@@ -75,33 +80,57 @@ def choose(plan: DenoisingPlan, checkpoint: Checkpoint, dtype: torch.dtype, room
     """
     names = [name for name in (HIGH_NOISE, LOW_NOISE) if name in checkpoint.components]
     most = max(transformer_bytes(checkpoint, name) for name in names)
-    if _fits(plan, _work(plan, checkpoint, dtype), rooms, most):
+    works = _works(plan, checkpoint, dtype)
+    if _fits(rooms, [most + with_slack(work) for work in works]):
         return plan.layout
     sizes = [whole_sizes(checkpoint, dtype, name) for name in names]
-    for layout in (plan.layout, *sharing(plan.layout)):
+    outside = max(each.outside for each in sizes) + with_slack(max(works))
+    for layout in (plan.layout, *sharing(plan.layout), *_by_room(plan.layout.ranks, rooms, outside)):
         if is_refused(layout, plan.workload()):
             continue
-        other = replace(plan, layout=layout)
-        if _fits(other, _work(other, checkpoint, dtype), rooms, max(_taken(each, layout) for each in sizes)):
+        works = _works(replace(plan, layout=layout), checkpoint, dtype)
+        taken = [max(_taken(each, layout, rank) for each in sizes) for rank in range(layout.ranks)]
+        if _fits(rooms, [each + with_slack(work) for each, work in zip(taken, works, strict=True)]):
             if layout != plan.layout:
                 log.warning("the devices have no room for all of %s each: the layout is %s", checkpoint.name, layout)
             return layout
     return plan.layout
 
 
-def _fits(plan: DenoisingPlan, work: int, rooms: Sequence[Claim], weights: int) -> bool:
-    needed = weights + with_slack(work)
-    return shortage([replace(each, needed=needed) for each in rooms[: plan.layout.ranks]]) is None
+def _fits(rooms: Sequence[Claim], needed: Sequence[int]) -> bool:
+    """Whether the first ranks have room for these bytes."""
+    return shortage([replace(room, needed=each) for room, each in zip(rooms, needed, strict=False)]) is None
 
 
-def _taken(sizes: PartSizes, layout: ParallelLayout) -> int:
+def _by_room(ranks: int, rooms: Sequence[Claim], outside: int) -> list[ParallelLayout]:
+    """Return the layout in which each rank holds weights in proportion to its room, if one has less than others.
+
+    Args:
+        ranks: number of ranks.
+        rooms: of the devices, by rank.
+        outside: bytes that each rank needs besides weights that are cut.
+    """
+    left = [min(room.free + room.freeable, room.limit) - outside for room in rooms[:ranks]]
+    if ranks == 1 or min(left) <= 0 or max(left) < _UNLIKE * min(left):
+        return []
+    balance = tuple(max(1 / MAX_SPEED, round(each / max(left), 2)) for each in left)
+    return [ParallelLayout(tensor=ranks, balance=balance)]
+
+
+def _taken(sizes: PartSizes, layout: ParallelLayout, rank: int) -> int:
     """Estimate what a rank holds of the weights. What the ranks decide before they load is exact."""
     if layout.shard_weights:
         return sizes.shared_by(layout.sequence)
-    return sizes.outside + sum(sizes.blocks) // layout.tensor
+    share = Split.of(layout).cut_share(layout.coordinates(rank)["tensor"])
+    return sizes.outside + int(sum(sizes.blocks) * share)
+
+
+def _works(plan: DenoisingPlan, checkpoint: Checkpoint, dtype: torch.dtype) -> list[int]:
+    """Return the bytes that the tensors of each rank take at least."""
+    name = checkpoint.components[HIGH_NOISE]
+    return [forward_bytes(name, plan, rank, dtype.itemsize) for rank in range(plan.layout.ranks)]
 
 
 def _work(plan: DenoisingPlan, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     """Return the bytes that the tensors of the busiest rank take at least."""
-    name = checkpoint.components[HIGH_NOISE]
-    return max(forward_bytes(name, plan, rank, dtype.itemsize) for rank in range(plan.layout.ranks))
+    return max(_works(plan, checkpoint, dtype))

@@ -32,11 +32,13 @@ from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.sampling_context import SamplingContext
 from .agreements import Agreements, KernelKey
 from .automatic_layout import fit
+from .cached_run import CachedRun, Shards
 from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
+from .planned import Planner, by_planner
 from .request import ActiveRequest, Tensors, measured
 from .shared_tensors import share_changing, share_constant, share_step
-from .tensor_values import first_not_finite, first_outside
+from .tensor_values import Tables, first_not_finite, first_outside
 from .validation import check_forward, check_sample
 from .working_memory import forward_bytes
 
@@ -48,6 +50,7 @@ class Denoising:
         kept: tensors of earlier requests.
         elsewhere: the other machines; None if there are none.
         on_forward: called once for each forward of a transformer.
+        planner: see ``Engine``.
     """
 
     def __init__(
@@ -59,14 +62,17 @@ class Denoising:
         kept: KeptTensors,
         elsewhere: Elsewhere | None,
         on_forward: Callable[[], None],
+        planner: Planner | None = None,
     ) -> None:
         self.request, self.components, self.meshes, self.agreements = request, components, meshes, agreements
-        self.kept, self.elsewhere, self.on_forward = kept, elsewhere, on_forward
+        self.kept, self.elsewhere, self.on_forward, self.planner = kept, elsewhere, on_forward, planner
         self._denoiser: Denoiser | None = None
         self._constant: Tensors = {}
         self._names: list[dict[str, str]] = []
         self._next: Tensors | None = None
         self._stays = False
+        message = request.message
+        self._cached = CachedRun(message.cache) if isinstance(message, Forward) and message.cache else None
 
     def forward(self) -> Tensors:
         """Run a ``Forward``: the prediction of each branch on rank 0, an empty dict on other ranks."""
@@ -126,7 +132,7 @@ class Denoising:
 
     def release(self) -> None:
         """Refer to no weights, mesh and tensors any more."""
-        self._denoiser, self._constant = None, {}
+        self._denoiser, self._cached, self._constant = None, None, {}
 
     def __enter__(self) -> "Denoising":
         return self
@@ -136,10 +142,17 @@ class Denoising:
             self.release()
 
     def _predictions(self, shared: Tensors | None = None) -> Tensors:
-        message, denoiser = self.request.message, self._denoiser
-        assert isinstance(message, Forward)
+        denoiser = self._denoiser
         if denoiser is None:
             return {}
+        compute = partial(self._computed, denoiser, shared)
+        if self._cached:
+            return self._cached.answer(self.request.tensors, denoiser, compute)
+        return compute(denoiser.shards) or {}
+
+    def _computed(self, denoiser: Denoiser, shared: Tensors | None, shards: Shards) -> Tensors | None:
+        message = self.request.message
+        assert isinstance(message, Forward)
         shared = self._share(self.request.tensors, denoiser.mesh) if shared is None else shared
         local = {
             i: denoiser.own(i, {argument: shared[name] for argument, name in self._names[i].items()})
@@ -149,7 +162,10 @@ class Denoising:
         with self._computing("denoising"):
             noted = self._noted_forward(denoiser)
             with measured(message, denoiser.mesh.all_ranks, self.components.device) as measurement, noted:
-                predictions = denoiser.gather(denoiser.shards(local))
+                found = shards(local)
+                predictions = None if found is None else denoiser.gather(found)
+            if predictions is None:
+                return None
             results = {str(i): to_cpu(prediction) for i, prediction in predictions.items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 
@@ -197,10 +213,13 @@ class Denoising:
             self.components.check(name)
         if self.request.message.model.layout is None:
             message = self.request.message
-            plan = fit(plan, self.components, message.model, self.agreements, adapt=message.adapt)
+            plan = by_planner(self.planner, plan, self.request, self.components, self.agreements.world) or fit(
+                plan, self.components, message.model, self.agreements, adapt=message.adapt
+            )
         mesh = self.meshes.get(plan.layout.cut)
         if mesh is None:
             return
+        plan = replace(plan, layout=replace(plan.layout, balance=mesh.layout.balance))  # it may have been measured
         kernel = self._kernel(plan, mesh)
         self.components.transformers.agree(mesh)
         plans: dict[str, PlannedTransformer] = {}
@@ -253,8 +272,9 @@ class Denoising:
         return self.elsewhere.loop(denoiser.plan.layout, chosen=self.request.message.model.layout is None)
 
     def _report(self, step_done: Callable[[], str], progress: Progress, extra: Mapping[str, Tensor]) -> None:
-        """Report progress, streaming of blocks, and notes about other machines."""
-        notes = (self.components.transformers.note, step_done())
+        """Report progress, streaming of blocks, ranks with less than a share, and notes about other machines."""
+        assert self._denoiser
+        notes = (self.components.transformers.note, self._denoiser.plan.split.note, step_done())
         self.request.report(replace(progress, note="; ".join(filter(None, notes))), extra)
 
     def _kernel(self, plan: DenoisingPlan, mesh: RankMesh) -> Kernel:
@@ -303,13 +323,13 @@ class Denoising:
         return load
 
     def _check_rows(self, mesh: RankMesh) -> None:
-        """Refuse indices outside the model's embedding tables, on all ranks alike."""
-        checkpoint = self.components.checkpoint
-        rows = family_of(checkpoint.components["transformer"]).embedding_sizes(checkpoint.config("transformer"))
-        if not rows:
+        """Refuse indices outside the tables that they are for, on all ranks alike."""
+        checkpoint, request = self.components.checkpoint, self.request
+        family = family_of(checkpoint.components["transformer"])
+        known = Tables(rows=family.embedding_sizes(checkpoint.config("transformer")), levels=family.levels)
+        sizes = known.sizes({meta.name: meta.shape for meta in request.metas})
+        if not sizes:
             return
-        index, value = (agree(number, mesh.all_ranks) for number in first_outside(self.request.tensors or {}, rows))
+        index, value = (agree(number, mesh.all_ranks) for number in first_outside(request.tensors or {}, sizes))
         if index >= 0:
-            name = self.request.metas[index].name
-            last = rows[name.rpartition(".")[2]] - 1
-            raise InvalidRequest(f"{name} holds {value}, and this model knows 0 to {last} ({last} means no class)")
+            raise InvalidRequest(known.refusal(request.metas[index].name, value, sizes))

@@ -11,7 +11,7 @@ from ..checkpoint.opening import open_checkpoint
 from ..distributed import bfloat16
 from ..distributed.collectives import lowest
 from ..distributed.device_memory import ran_out
-from ..distributed.mesh import RankMesh
+from ..distributed.mesh import Axis, RankMesh
 from ..distributed.mesh_cache import MeshCache
 from ..distributed.world import world
 from ..errors import NoRoom, OutOfMemory
@@ -33,11 +33,14 @@ from .counting import counted
 from .denoising import Denoising
 from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
+from .planned import Planner
 from .request import ActiveRequest, NextStep, Tensors, no_step
 from .runs import Runs, further_steps
 from .shared_tensors import complete
 from .validation import read_shapes
 from .working_memory import text_bytes
+
+OwnTrial = Callable[[Trial, Mapping[str, Tensor], Axis, torch.device], Tensors]
 
 _Key = tuple[str, str, DType]
 """Path, stamp and dtype of a ``ModelSpec``."""
@@ -53,6 +56,10 @@ class Engine:
         timeout: deadline of one collective. A rank that waits longer for another rank raises, which ends the set of
             ranks. It has to be long enough for a slower rank to load its weights.
         elsewhere: the other machines; None if there are none.
+
+    Attributes:
+        planner: chooses the layouts of models that ask for it; None leaves them to the rule of ``layout.choice``.
+        trials: what a ``Trial`` does, by its name, besides what ``trials.run`` knows. Rank 0 alone has the tensors.
     """
 
     def __init__(
@@ -66,6 +73,8 @@ class Engine:
     ) -> None:
         self.rank, self.world_size, self.device, self.timeout = rank, world_size, device, timeout
         self.steps, self.elsewhere = 0, elsewhere
+        self.trials: Mapping[str, OwnTrial] = {}
+        self.planner: Planner | None = None
         self._bfloat16 = bfloat16.native_everywhere(device, world_size)
         self._models: dict[_Key, ComponentCache] = {}
         self._memory = DeviceMemory(device, self._parts, world_size)
@@ -171,8 +180,9 @@ class Engine:
     def _denoising(self, request: ActiveRequest[Forward] | ActiveRequest[Sample]) -> Denoising:
         components = self._components(request.message.model)
         return Denoising(
-            request, components, self._meshes, self._agreements, self._kept, self.elsewhere, self._count_forward
-        )
+            request, components, self._meshes, self._agreements, self._kept, self.elsewhere, self._count_forward,
+            self.planner,
+        )  # fmt: skip
 
     def _encode_text(self, request: ActiveRequest[EncodeText]) -> Tensors:
         if request.tensors is None:
@@ -217,6 +227,9 @@ class Engine:
         return {}
 
     def _try(self, request: ActiveRequest[Trial]) -> Tensors:
+        own = self.trials.get(request.message.name)
+        if own is not None:
+            return own(request.message, request.tensors or {}, self._agreements.world, self.device)
         return trials.run(request.message, self._agreements.world, self.device)
 
     def _parts(self) -> list[Parts]:

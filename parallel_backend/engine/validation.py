@@ -17,15 +17,16 @@ from ..layout.choice import auto
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.suggestions import check_fits, suggestion
 from ..protocol.frames import TensorMeta
-from ..protocol.messages import Forward, Sample
+from ..protocol.messages import POSITION, Forward, Sample
 from ..protocol.model_spec import Adapter
 from ..protocol.packing import packed_shape
 from ..strategies import STRATEGIES
+from .cache_validation import check_cached_loop, check_decided, check_position
 from .loop_validation import check_settings, check_tensors
 
 _DIMS = ("frames", "height", "width")
 _FLOATS = ("float32", "float16", "bfloat16")
-_DTYPES = {"_mask": ("bool",), "_labels": ("int64",)}
+_DTYPES = {"_mask": ("bool",), "_labels": ("int64",), POSITION: ("int64",)}
 """Dtypes of inputs by the end of their name; all other inputs are floats."""
 
 
@@ -41,7 +42,8 @@ def check_forward(
     if message.branches < 1:
         raise InvalidRequest(f"branches={message.branches}: a forward needs at least one branch")
     branches, rest = split_names({meta.name: meta.shape for meta in metas}, message.branches)
-    _refuse_names(rest, "a forward takes {branch}.{argument} only")
+    check_position(message, rest)
+    _refuse_names(rest.keys() - {POSITION}, "a forward takes {branch}.{argument} only")
     _check_dtypes(metas)
     for shapes in branches:
         _check_names(shapes, (*family.latents, TIMESTEP, *family.required), family.optional)
@@ -52,7 +54,9 @@ def check_forward(
                 f"timestep has shape {list(timestep)}: one timestep a sample is needed, {list(latent[:1])}"
             )
         _check_batch(shapes, latent[0])
-    return _denoising(message, family, config, branches, world_size, _skipped(message, geometry.layers))
+    plan = _denoising(message, family, config, branches, world_size, _skipped(message, geometry.layers))
+    check_decided(message, plan.layout)
+    return plan
 
 
 def check_sample(
@@ -75,7 +79,9 @@ def check_sample(
         _check_batch(shapes, x[0])
     computed = branches[:1] if message.cfg == 1.0 else branches
     loops = [{**shapes, **latents} for shapes in computed]
-    return _denoising(message, family, config, loops, world_size, (frozenset(),) * len(loops))
+    plan = _denoising(message, family, config, loops, world_size, (frozenset(),) * len(loops))
+    check_cached_loop(message, plan.layout)
+    return plan
 
 
 def _unpacked(message: Sample, family: type[Family], x: Shape) -> dict[str, Shape]:

@@ -89,7 +89,8 @@ def forward_bytes(class_name: str, plan: DenoisingPlan, rank: int, itemsize: int
         if layout.pipe > 1:  # stages run one sample, and in a step loop one patch, at a time
             samples, local = min(samples, 1), local // patch_count(layout, plan.extents)
         tokens = max(tokens, samples * local)
-    alive = int(tokens * plan.geometry.width(IMAGE) * family_of(class_name).values_alive * itemsize / layout.tensor)
+    values = tokens * plan.geometry.width(IMAGE) * family_of(class_name).values_alive
+    alive = int(values * itemsize * plan.split.cut_share(place["tensor"]))
     return alive + _kept_bytes(plan, place, itemsize)
 
 

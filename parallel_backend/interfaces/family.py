@@ -7,6 +7,7 @@ adapter with the stock ``forward``.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -104,6 +105,7 @@ class Family(ABC):
         float16: whether its activations fit into float16. As in ComfyUI, by its ``supported_inference_dtypes``.
         required: names of the inputs that a branch must have besides the latents and the timestep. All are batch first.
         optional: names of the inputs that a branch may have. All are batch first.
+        levels: inputs of indices into the second dim of another input, by their names.
         geometry: the static numbers of the model.
         module: the diffusers transformer.
         config: its config, complete.
@@ -124,6 +126,7 @@ class Family(ABC):
     float16: ClassVar[bool] = True
     required: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ()
+    levels: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     geometry: Geometry
     module: Any
@@ -308,10 +311,14 @@ class Family(ABC):
         """Return small models of every kind that the family has, by name."""
 
     def used_blocks(self, state: State) -> list[Block]:
-        """Return the blocks that ``run`` runs for a state, in order: those that it does not skip."""
+        """Return the blocks that ``run`` runs for a state, in order: those of its part that it does not skip."""
         with_weights = [block for block in self.blocks if block.modules]
         skipped = [block for i, block in enumerate(with_weights, start=self._first_block) if i in state.skipped]
-        return [block for block in self.blocks if block not in skipped]
+        used = [block for block in self.blocks if block not in skipped]
+        if state.part == "all":
+            return used
+        end = next((i for i, block in enumerate(used, 1) if block.modules), len(used))
+        return used[:end] if state.part == "first" else used[end:]
 
     def _run_blocks(self, state: State) -> State:
         for block in self.used_blocks(state):

@@ -1,9 +1,10 @@
-"""How many patches a pipeline streams, and which image tokens each patch has."""
+"""How many patches a pipeline streams, which tokens each patch has, and which of them each rank."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
+from ..layout.stream_partition import StreamPartition
 from .geometry import IMAGE, Extent
 
 
@@ -31,3 +32,27 @@ def image_patches(extents: Sequence[Extent], count: int) -> Partition:
     weights = [max(0, size - extra - 1) for size, extra in zip(even_sizes, extra_tokens, strict=True)]
     spare = Partition.weighted(tokens - count, weights) if any(weights) else Partition.even(tokens - count, count)
     return Partition(tuple(1 + size for size in spare.sizes))
+
+
+def streams_by_patch(lengths: Mapping[str, int], image: Partition, ranks: int) -> list[dict[str, StreamPartition]]:
+    """Cut a row into patches, and split each over ranks.
+
+    Args:
+        lengths: number of tokens of each stream. All streams but the image belong to the first patch.
+        image: image tokens by patch. Image tokens beyond its total belong to the last patch.
+        ranks: number of ranks of the sequence, which share each patch evenly.
+    """
+    patches, last = [], len(image.sizes) - 1
+    for i, (start, size) in enumerate(zip(image.offsets, image.sizes, strict=True)):
+        rest = lengths[IMAGE] - image.total if i == last else 0
+        streams = {name: StreamPartition.even(0, 0 if i else length, ranks) for name, length in lengths.items()}
+        patches.append({**streams, IMAGE: StreamPartition.even(start, size + rest, ranks)})
+    return patches
+
+
+def joined(patches: Sequence[Mapping[str, StreamPartition]]) -> dict[str, StreamPartition]:
+    """Return how all patches together are split, by stream."""
+    return {
+        name: StreamPartition(tuple(patch for streams in patches for patch in streams[name].patches))
+        for name in patches[0]
+    }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from torch import Tensor
 
@@ -24,6 +25,7 @@ class State:
             may be. Masks are never sharded: the attention seam needs all ranks' masks.
         context: small global tensors, whole on every rank: the timestep, or text in cross-attention.
         skipped: numbers of the blocks that are left out, counted over the model's blocks that have weights.
+        part: which of the other blocks run: those up to the first that has weights, those after it, or all.
     """
 
     streams: NamedTensors
@@ -31,6 +33,7 @@ class State:
     masks: NamedTensors = field(default_factory=dict)
     context: NamedTensors = field(default_factory=dict)
     skipped: frozenset[int] = frozenset()
+    part: Literal["all", "first", "rest"] = "all"
 
     def with_streams(self, **streams: Tensor) -> "State":
         """Return this state with the tokens of the named streams replaced."""

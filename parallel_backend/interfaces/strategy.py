@@ -6,9 +6,10 @@ from typing import Protocol
 
 from ..layout.head_split import HeadSplit
 from ..layout.parallel_layout import ParallelLayout
-from ..layout.partition import Partition
-from .geometry import BIAS_CHANNELS, IMAGE, AttentionKind, Extent, Geometry
-from .patch_plan import image_patches, patch_count
+from ..layout.split import Split
+from ..layout.stream_partition import StreamPartition
+from .geometry import BIAS_CHANNELS, AttentionKind, Extent, Geometry
+from .patch_plan import image_patches, joined, patch_count, streams_by_patch
 
 ParameterShapes = tuple[tuple[tuple[int, ...], int], ...]
 """Shape of each parameter and bytes per value."""
@@ -56,8 +57,8 @@ class Workload:
 
         Tensor parallelism cuts whole groups of query heads, Ulysses single query heads.
         """
-        groups = Partition.even(site.groups, layout.tensor).sizes[place["tensor"]]
-        return HeadSplit.even(groups * (site.heads // site.groups), groups, layout.ulysses)
+        groups = Split.of(layout).cut_heads(site.groups).sizes[place["tensor"]]
+        return Split.of(layout).heads(groups * (site.heads // site.groups), groups)
 
     @staticmethod
     def head_dim(site: AttentionKind, extent: Extent) -> int:
@@ -65,41 +66,45 @@ class Workload:
         return site.head_dim + (BIAS_CHANNELS if site.biased and extent.biased else 0)
 
     def tokens_by_rank(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:
-        """Return the number of tokens of a stream that each rank of the sequence holds inside the blocks.
-
-        Without ``layout.balance`` all ranks count as equally fast, even where a layout adapts to measured speeds.
-        """
+        """Return the number of tokens of a stream that each rank of the sequence holds inside the blocks."""
         if stream in extent.whole:
             return (extent.streams[stream],) * layout.sequence
-        return self._shares(layout, extent, stream)
+        return self._streams(layout, extent)[stream].sizes
 
     def predicted_by_rank(self, layout: ParallelLayout, extent: Extent) -> tuple[int, ...]:
         """Return the number of tokens that each rank of the sequence predicts."""
-        by_stream = [self._shares(layout, extent, name) for name in extent.predicted]
+        by_stream = [self._streams(layout, extent)[name].sizes for name in extent.predicted]
         return tuple(map(sum, zip(*by_stream, strict=True)))
 
-    def _shares(self, layout: ParallelLayout, extent: Extent, stream: str) -> tuple[int, ...]:
-        length, ranks = extent.streams[stream], layout.sequence
-        if layout.stale and layout.balance:
-            weights = [speed for speed in layout.balance for _ in range(layout.ulysses)]
-            return Partition.weighted(length, weights).sizes
-        if stream != IMAGE or not self.guided or layout.pipe == 1:
-            return Partition.even(length, ranks).sizes
+    def _streams(self, layout: ParallelLayout, extent: Extent) -> dict[str, StreamPartition]:
+        """Split the streams of a row over the ranks of the sequence."""
+        if not self.guided or layout.pipe == 1:
+            return Split.of(layout).streams(extent.streams)
         extents = [extent for _, extent in self.branches]
-        *patches, _ = image_patches(extents, patch_count(layout, extents)).sizes
-        by_patch = [Partition.even(size, ranks).sizes for size in (*patches, length - sum(patches))]
-        return tuple(map(sum, zip(*by_patch, strict=True)))
+        patches = image_patches(extents, patch_count(layout, extents))
+        return joined(streams_by_patch(extent.streams, patches, layout.sequence))
 
     def local_branches(self, layout: ParallelLayout, place: Mapping[str, int]) -> Iterator[tuple[int, Extent]]:
         """Yield (samples, extent) of each branch that the ranks at ``place`` compute."""
-        for samples, extent in self.branches[Partition.even(len(self.branches), layout.cfg).slice(place["cfg"])]:
-            yield Partition.even(samples, layout.data).sizes[place["data"]], extent
+        for samples, extent in self.branches[self._own(layout, place)]:
+            yield Split.of(layout).samples(samples).sizes[place["data"]], extent
+
+    def batches(self, layout: ParallelLayout, place: Mapping[str, int]) -> dict[Hashable, tuple[int, Extent]]:
+        """Return (samples, extent) of each batch that the ranks at ``place`` run, by the key of its branches."""
+        batches: dict[Hashable, tuple[int, Extent]] = {}
+        for key, (samples, extent) in zip(
+            self.alike[self._own(layout, place)], self.local_branches(layout, place), strict=True
+        ):
+            before, _ = batches.get(key, (0, extent))
+            batches[key] = before + samples, extent
+        return batches
 
     def forwards(self, layout: ParallelLayout, place: Mapping[str, int]) -> int:
         """Return the number of forwards that the ranks at ``place`` run."""
-        local_branches = Partition.even(len(self.branches), layout.cfg).slice(place["cfg"])
-        batches = [samples for samples, _ in self.local_branches(layout, place)]
-        return len({key for key, samples in zip(self.alike[local_branches], batches, strict=True) if samples})
+        return sum(samples > 0 for samples, _ in self.batches(layout, place).values())
+
+    def _own(self, layout: ParallelLayout, place: Mapping[str, int]) -> slice:
+        return Split.of(layout).branches(len(self.branches)).slice(place["cfg"])
 
 
 class Strategy(Protocol):

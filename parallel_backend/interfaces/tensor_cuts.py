@@ -6,7 +6,7 @@ segment is cut by itself, in whole units: heads, groups of heads, or single feat
 divisible by the number of ranks.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -104,10 +104,16 @@ def attention_cuts(
     return cuts | {prefix: HeadCounts({"heads": (groups, shared_by)})}
 
 
-def local_ranges(segments: tuple[Segment, ...], degree: int, index: int) -> Iterator[slice]:
-    """Yield, for each segment, the range of a layer's features that rank ``index`` of ``degree`` ranks holds."""
+def local_ranges(segments: tuple[Segment, ...], shares: Callable[[int], Partition], index: int) -> Iterator[slice]:
+    """Yield, for each segment, the range of a layer's features that a rank holds.
+
+    Args:
+        segments: of the layer.
+        shares: splits a number of units over the ranks.
+        index: of the rank.
+    """
     start = 0
     for units, size in segments:
-        local_units = Partition.even(units, degree).slice(index)
+        local_units = shares(units).slice(index)
         yield slice(start + local_units.start * size, start + local_units.stop * size)
         start += units * size

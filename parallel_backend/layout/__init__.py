@@ -1,1 +1,1 @@
-"""``ParallelLayout``, ``Partition`` and suggestions for layouts that do not fit. Numbers only, no torch."""
+"""``ParallelLayout``, ``Split`` of work over its ranks, and layouts that would work. Numbers only, no torch."""

@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 
 from .partition import Partition
+
+_KEPT = 1024
+"""Splits that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +45,15 @@ class HeadSplit:
     half: int | None = None
 
     @classmethod
-    @cache
     def even(cls, heads: int, key_heads: int, ranks: int) -> "HeadSplit":
         """Split query heads as evenly as possible, whichever key heads they share. ``key_heads`` divides ``heads``."""
-        return cls(queries=Partition.even(heads, ranks), shared=heads // max(key_heads, 1) or 1)
+        return cls.weighted(heads, key_heads, (1.0,) * ranks)
+
+    @classmethod
+    @lru_cache(_KEPT)
+    def weighted(cls, heads: int, key_heads: int, weights: tuple[float, ...]) -> "HeadSplit":
+        """Split query heads in proportion to the ranks' weights."""
+        return cls(queries=Partition.weighted(heads, weights), shared=heads // max(key_heads, 1) or 1)
 
     def keys(self, rank: int) -> slice:
         """Return the range of key heads that a rank's query heads need."""

@@ -2,14 +2,18 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import InvalidRequest
+from .balance import check_speeds, format_balance, parse_balance
 
 AXES: tuple[str, ...] = ("data", "cfg", "pipe", "ring", "ulysses", "dsp", "tensor")
 """Mesh axes from the outermost to the innermost. Ranks along the innermost axes communicate the most."""
 
+SHARING = ("ring", "ulysses", "dsp", "tensor")
+"""Axes whose ranks share a row. ``cfg`` and ``data`` share whole rows, and stages of ``pipe`` blocks."""
 SHARD_WEIGHTS = "shard_weights"
 ONE_RANK = "one rank"
 STALE: tuple[str, ...] = ("", "previous", "none")
@@ -17,8 +21,6 @@ STALE: tuple[str, ...] = ("", "previous", "none")
 none."""
 MAX_DEGREE = 999_999_999
 """Largest degree: nine digits, as ``parse`` accepts."""
-MAX_SPEED = 1000
-"""Largest relative speed that ``balance`` accepts. The smallest is its reciprocal."""
 OPTIONS: dict[str, int] = {"patches": 0, "warmup": 1}
 """The numbers of a layout that are not degrees, with their defaults."""
 
@@ -40,7 +42,11 @@ class ParallelLayout:
         stale: one of ``STALE``. All but the first are approximate in a step loop, as is ``pipe`` with more than one
             patch.
         warmup: number of steps at the start of a step loop that are exact even in an approximate layout.
-        balance: relative speeds of the stages of ``pipe`` or of the patches of a stale ``ring``; empty to measure them.
+        balance: relative speeds of the stages of ``pipe``, of the patches of a stale ``ring``, or otherwise of the
+            ranks that share a row (see ``shares_row``). If it is empty, those of stages and patches are measured, and
+            ranks that share a row count as equally fast.
+        attention_balance: relative speeds in attention of the ranks that share a row, where they differ from those in
+            linear layers; empty if they do not.
 
     Raises:
         InvalidRequest: a value is out of range, or an option does not apply to the axes. A ``warmup`` that has no
@@ -59,6 +65,7 @@ class ParallelLayout:
     stale: str = STALE[0]
     warmup: int = OPTIONS["warmup"]
     balance: tuple[float, ...] = ()
+    attention_balance: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for axis, degree in self.degrees.items():
@@ -72,11 +79,7 @@ class ParallelLayout:
         if self.stale not in STALE:
             known = " or ".join(filter(None, STALE))
             raise InvalidRequest(f"layout stale={self.stale!r}: use {known}, or leave it out to stay exact")
-        if any(not 1 / MAX_SPEED <= speed <= MAX_SPEED for speed in self.balance):
-            raise InvalidRequest(
-                f"layout {_format_balance(self)}: speeds must be numbers from {1 / MAX_SPEED:g} to {MAX_SPEED}, such "
-                "as balance=2:1"
-            )
+        check_speeds(self.balance, self.attention_balance)
         self._check_combination()
         self._check_balance()
 
@@ -122,17 +125,38 @@ class ParallelLayout:
                 raise InvalidRequest(f'layout "{self}": {reason}')
 
     def _check_balance(self) -> None:
-        if self.balance and not self.adapts:
+        what, count = self._balanced
+        for speeds in filter(None, (self.balance, self.attention_balance)):
+            if count == 1:
+                raise InvalidRequest(
+                    f'layout "{self}": balance gives the speeds of ranks that share a row, and cfg and data give each '
+                    "rank whole rows; leave it out, or raise ulysses, ring, dsp, tensor or pipe"
+                )
+            if len(speeds) != count:
+                raise InvalidRequest(
+                    f"layout {self._format_balance()} has {len(speeds)} speeds and {what}={count}: give one for each"
+                )
+        shares_attention = not self.adapts and max(self.ulysses, self.dsp, self.tensor) > 1
+        if self.attention_balance and not (self.balance and shares_attention):
             raise InvalidRequest(
-                f'layout "{self}": balance gives the speeds of the stages of pipe, or of the patches of a stale ring; '
-                "leave it out, or raise pipe"
+                f'layout "{self}": only the ranks of ulysses, dsp and tensor in an exact layout without pipe share '
+                f"heads or frames by speeds of their own; leave out what follows the slash, as in "
+                f"balance={self._first_speeds()}"
             )
-        axis = "pipe" if self.pipe > 1 else "ring"
-        if self.balance and len(self.balance) != self.degrees[axis]:
-            raise InvalidRequest(
-                f"layout {_format_balance(self)} has {len(self.balance)} speeds and {axis}={self.degrees[axis]}: give "
-                "one for each"
-            )
+
+    @property
+    def _balanced(self) -> tuple[str, int]:
+        """What ``balance`` has a speed for, in words, and how many there are."""
+        if self.adapts:
+            axis = "pipe" if self.pipe > 1 else "ring"
+            return axis, self.degrees[axis]
+        return "*".join(axis for axis in SHARING if self.degrees[axis] > 1), self.shares_row
+
+    def _first_speeds(self) -> str:
+        return ":".join(f"{speed:g}" for speed in self.balance or (1.0,) * self._balanced[1])
+
+    def _format_balance(self) -> str:
+        return format_balance(self.balance, self.attention_balance)
 
     @property
     def degrees(self) -> dict[str, int]:
@@ -150,14 +174,34 @@ class ParallelLayout:
         return self.ring * self.ulysses * self.dsp
 
     @property
+    def shares_row(self) -> int:
+        """Number of ranks that share a row: its tokens (``sequence``), and each of them the layers (``tensor``)."""
+        return self.sequence * self.tensor
+
+    @property
     def splits_weights(self) -> bool:
         """Whether a rank holds only a part of the transformer's weights."""
         return self.shard_weights or self.tensor > 1 or self.pipe > 1
 
     @property
     def adapts(self) -> bool:
-        """Whether stages or patches are cut according to the speeds of the ranks."""
+        """Whether stages or patches are cut according to the speeds of the ranks, which are measured."""
         return self.pipe > 1 or bool(self.stale)
+
+    def at(self, speeds: Sequence[float]) -> "ParallelLayout":
+        """Return the layout balanced by measured speeds, one for each rank, if it adapts to them and has no balance.
+
+        The slowest rank of a stage or patch counts. Where all are equal, the layout stays as it is.
+        """
+        if not self.adapts or self.balance or not speeds:
+            return self
+        axis, count = self._balanced
+        places = [self.coordinates(rank)[axis] for rank in range(self.ranks)]
+        slowest = tuple(
+            min(speed for place, speed in zip(places, speeds[: self.ranks], strict=True) if place == i)
+            for i in range(count)
+        )
+        return self if len(set(slowest)) == 1 else replace(self, balance=slowest)
 
     @property
     def approximate(self) -> bool:
@@ -192,7 +236,7 @@ class ParallelLayout:
         used = [f"{axis}={degree}" for axis, degree in self.degrees.items() if degree != 1]
         options = [f"{name}={getattr(self, name)}" for name, value in OPTIONS.items() if getattr(self, name) != value]
         stale = [f"stale={self.stale}"] if self.stale else []
-        options += [_format_balance(self)] if self.balance else []
+        options += [self._format_balance()] if self.balance else []
         return " ".join([*used, *([SHARD_WEIGHTS] if self.shard_weights else []), *stale, *options]) or ONE_RANK
 
     @classmethod
@@ -208,7 +252,10 @@ class ParallelLayout:
             name, _, value = word.partition("=")
             if name in values:
                 raise InvalidRequest(f"layout {text!r} names {name} twice; name it once")
-            values[name] = _parse_value(word, name, value)
+            if name == "balance":
+                values[name], values["attention_balance"] = parse_balance(value)
+            else:
+                values[name] = _parse_value(word, name, value)
         return cls(**values)
 
 
@@ -220,32 +267,16 @@ def _parse_value(word: str, name: str, value: str) -> Any:
         return int(value)
     if name == "stale" and value:
         return value
-    if name == "balance":
-        return parse_balance(value)
     raise InvalidRequest(
         f"layout {word!r}: write AXIS=DEGREE with an axis of {', '.join(AXES)}, or {SHARD_WEIGHTS}, stale=previous, "
         "stale=none, patches=N, warmup=N, balance=2:1"
     )
 
 
-def parse_balance(text: str) -> tuple[float, ...]:
-    """Parse a balance such as ``"2:1"``; an empty text gives an empty one.
-
-    Raises:
-        InvalidRequest: a speed is not a number.
-    """
-    try:
-        return tuple(map(float, text.split(":"))) if text.strip() else ()
-    except ValueError as error:
-        raise InvalidRequest(f"layout balance={text}: write speeds as numbers above 0, such as 2:1") from error
-
-
-def _format_balance(layout: ParallelLayout) -> str:
-    return "balance=" + ":".join(f"{speed:g}" for speed in layout.balance)
-
-
 def _is_whole(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool)
 
 
-assert {field.name for field in fields(ParallelLayout)} == {*AXES, SHARD_WEIGHTS, "stale", "balance", *OPTIONS}
+assert {field.name for field in fields(ParallelLayout)} == {
+    *AXES, SHARD_WEIGHTS, "stale", "balance", "attention_balance", *OPTIONS,
+}  # fmt: skip

@@ -28,19 +28,27 @@ class Partition:
         return cls(tuple(base + (i < extra) for i in range(parts)))
 
     @classmethod
-    def weighted(cls, total: int, weights: Sequence[float]) -> "Partition":
+    def weighted(cls, total: int, weights: Sequence[float], *, least: int = 0) -> "Partition":
         """Split ``total`` items in proportion to ``weights`` by largest remainder (Hamilton's method).
 
+        Args:
+            least: number of items that each shard has at least. The largest shards give what others lack.
+
         Raises:
-            ValueError: a weight is negative, or their sum is not positive.
+            ValueError: a weight is negative, their sum is not positive, or there are fewer items than that.
         """
         if not weights or min(weights) < 0 or sum(weights) <= 0:
             raise ValueError(f"weights must be non-negative with a positive sum, not {tuple(weights)}")
+        if total < least * len(weights):
+            raise ValueError(f"{total} items are too few for {len(weights)} shards of at least {least}")
         quotas = [total * weight / sum(weights) for weight in weights]
         sizes = [int(quota) for quota in quotas]
         by_remainder = sorted(range(len(weights)), key=lambda i: (sizes[i] - quotas[i], i))
         for i in by_remainder[: total - sum(sizes)]:
             sizes[i] += 1
+        while min(sizes) < least:
+            sizes[sizes.index(max(sizes))] -= 1
+            sizes[sizes.index(min(sizes))] += 1
         return cls(tuple(sizes))
 
     @property

@@ -8,6 +8,7 @@ import torch
 from ..checkpoint.checkpoint import Checkpoint
 from ..distributed.mesh import Axis
 from ..layout.parallel_layout import ParallelLayout
+from ..layout.split import Split
 from ..protocol.model_spec import Adapter, Overlay
 from ..protocol.status import LoadedModel
 from ..protocol.tensors import NAMES
@@ -117,6 +118,7 @@ class ComponentCache:
             f"the VAE is in {NAMES[other]}" if other else "",
             f"the VAE works on one rank: {self.whole_vae}" if self.whole_vae else "",
             self.transformers.note,
+            Split.of(self.layout).note if self.layout else "",
         ]
         return LoadedModel(
             path=str(self.checkpoint.path),

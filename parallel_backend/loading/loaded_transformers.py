@@ -33,11 +33,13 @@ class WeightPart:
     Attributes:
         pipe: index of the stage, and the stages' speeds, by which the blocks are cut.
         tensor: degree of ``tensor``, and this rank's index on it: its part of the stage.
+        cut: by what the ranks of ``tensor`` share columns and heads.
         sharers: the ranks that shard that part among them; empty without sharding.
     """
 
     pipe: tuple[int, tuple[float, ...]]
     tensor: tuple[int, int]
+    cut: tuple[tuple[float, ...], tuple[float, ...]]
     sharers: tuple[int, ...]
 
     @property
@@ -49,8 +51,13 @@ class WeightPart:
     def on(cls, mesh: RankMesh) -> "WeightPart":
         """Return the part that this rank of the mesh holds."""
         tensor, sharers = mesh.axes["tensor"], mesh.sequence.ranks if mesh.layout.shard_weights else ()
-        pipe = (mesh.axes["pipe"].index, mesh.speeds("pipe") if mesh.layout.pipe > 1 else ())
-        return cls(pipe=pipe, tensor=(tensor.size, tensor.index), sharers=sharers)
+        weights = mesh.split.weights
+        return cls(
+            pipe=(mesh.axes["pipe"].index, mesh.split.stages),
+            tensor=(tensor.size, tensor.index),
+            cut=(weights.columns, weights.cut_heads),
+            sharers=sharers,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

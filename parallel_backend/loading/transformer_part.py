@@ -137,10 +137,11 @@ def _cut(family: type[Family], module: nn.Module, config: dict[str, Any], mesh: 
     layout = mesh.layout
     slices: Slices = {}
     if layout.tensor > 1:
-        slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"])
+        groups = {site.groups for site in family.describe(config).sites}
+        slices = tensor.cut(module, family.cuts(config), mesh.axes["tensor"], mesh.split, groups)
     part = family(module)
     if layout.pipe > 1:
-        part.keep_blocks(stage_cut.blocks(part, mesh.speeds("pipe")).slice(mesh.axes["pipe"].index))
+        part.keep_blocks(stage_cut.blocks(part, mesh.split.stages).slice(mesh.axes["pipe"].index))
     return part, slices
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import InvalidRequest
+from ..step_cache.settings import StepCache
 from .hosts import JoinHost, OpenStore, StorePort
 from .model_spec import Adapter, Devices, DType, ModelSpec, Overlay
 from .origin import Origin
@@ -19,6 +20,10 @@ CHANGING = ("hidden_states", "audio_hidden_states", "timestep")
 """The arguments of a branch that differ in each step: the latents and their time."""
 HISTORY = "history."
 """Prefix of the tensors that a sampler remembers."""
+POSITION = "position"
+"""The tensor ``[2]`` int64 with the index of a ``Forward``'s step and the number of steps, where a cache needs them."""
+FORECASTS = "forecasts"
+"""The tensor ``[2]`` int64 with the number of model calls that were forecast, and of all calls."""
 
 
 def new_id() -> str:
@@ -80,10 +85,15 @@ class Forward(MeasuredRequest):
     Without ``adapt``, a device without room for the weights is a ``NoRoom``. With it, layout ``auto`` lets the ranks
     share them then, and blocks stream from the machine's memory if that is not enough.
     With ``steps``, rank 0 may leave the connection open after its reply, for a ``Step``.
+    With ``cache``, the ranks may forecast the predictions from those of earlier requests that differ in latents, times
+    and ``POSITION``, which is then one of the tensors in, and have the same ``sampling``, which tells samplings with a
+    cache apart. ``FORECASTS`` is one of the tensors out, of this request.
     """
 
     branches: int
     steps: bool = False
+    cache: StepCache | None = None
+    sampling: str = ""
     skipped: tuple[tuple[int, ...], ...] = ()
     adapters: tuple[tuple[Adapter, ...], ...] = ()
     overlay: Overlay | None = None
@@ -94,7 +104,8 @@ class Forward(MeasuredRequest):
 class Step:
     """To rank 0, on a connection that it has left open: the same ``Forward`` with other latents and times.
 
-    Tensors in: those of the ``Forward`` whose arguments are ``CHANGING``. Their bytes follow the header at once.
+    Tensors in: those of the ``Forward`` whose arguments are ``CHANGING``, and ``POSITION`` if it has one. Their bytes
+    follow the header at once.
     """
 
 
@@ -123,6 +134,8 @@ class Sample(MeasuredRequest):
     x0 of the first item's first frame. ``adapters`` has the LoRAs of all branches. For ``adapt`` see ``Forward``.
     A family that predicts several latents gets ``x``, ``mask``, ``latent`` and ``noise`` packed, ``[B, 1, values]``.
     ``latent_shapes`` then has their shapes without B, and the preview is the first one's.
+    With ``cache``, the ranks forecast some predictions from earlier ones, and ``FORECASTS`` is one of the tensors out.
+    A loop that begins later than with its first step has none of these at first.
     Tensors out: ``samples`` ``[B, C, T, H, W]`` float32, as the last step leaves them (the caller applies ComfyUI's
     ``inverse_noise_scaling``).
     """
@@ -139,6 +152,7 @@ class Sample(MeasuredRequest):
     first_step: int = 0
     keep: bool = False
     previews: bool = False
+    cache: StepCache | None = None
     latent_shapes: tuple[tuple[int, ...], ...] = ()
     adapters: tuple[Adapter, ...] = ()
     overlay: Overlay | None = None
@@ -217,7 +231,8 @@ class Trial(RankRequest):
     """Try the connection from the client to the ranks, or the links between ranks, without a model.
 
     Ranks know the trial ``exchange``: each rank sends ``amount`` bytes to every other rank. Tensors out: ``latency``
-    ``[1]``, seconds of an exchange of one number, and ``seconds`` ``[1]``, of a whole one. Ranks of a lab know more.
+    ``[1]``, seconds of an exchange of one number, and ``seconds`` ``[1]``, of a whole one. They also know ``probe``
+    (``planner/probe.py``), and ranks of a lab know more.
     """
 
     name: str

@@ -133,6 +133,7 @@ class ModelSpec:
         layout: None means ``auto``. Layouts that keep weights whole share the loaded weights.
         attention: a name in ``kernels.KERNELS``, or ``auto``.
         compile: whether the ranks compile the blocks of the transformer.
+        mode: what a plan chooses the layout by, one of ``layout.modes.MODES``, if ``layout`` is None; "" for none.
         content: ``Checkpoint.content``, by which other hosts find their copies; "" where all ranks read the path.
 
     Raises:
@@ -146,6 +147,7 @@ class ModelSpec:
     layout: ParallelLayout | None = None
     attention: str = "auto"
     compile: Compile = "off"
+    mode: str = ""
     content: str = ""
 
     def __post_init__(self) -> None:

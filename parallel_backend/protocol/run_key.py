@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from .frames import TensorMeta
-from .messages import CHANGING, Forward
+from .messages import CHANGING, POSITION, Forward
 
 
 def run_key(message: Forward, metas: Sequence[TensorMeta]) -> Hashable | None:
@@ -16,4 +16,4 @@ def run_key(message: Forward, metas: Sequence[TensorMeta]) -> Hashable | None:
 
 def is_changing(meta: TensorMeta) -> bool:
     """Whether each step has another tensor of this name."""
-    return meta.name.partition(".")[2] in CHANGING
+    return meta.name == POSITION or meta.name.partition(".")[2] in CHANGING

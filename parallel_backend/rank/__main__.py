@@ -15,7 +15,8 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from .. import env, packages
 from ..processes import die_with_parent, pin_to_core_share
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from ..engine.elsewhere import Elsewhere
     from ..engine.engine import Engine
+    from ..engine.planned import Planned, Planner
+    from ..engine.request import Tensors
 
 Find = Callable[[int, int, "torch.device"], "tuple[Elsewhere | None, HostLink | None]"]
 """Returns the other machines of a rank, and its link to another one. Takes its number, the number of ranks, and its
@@ -92,6 +95,7 @@ def _run(role: Role, control: socket.socket, engine: "Callable[..., Engine] | No
             others, link_to_host = find(rank, world_size, device)
             status = replace(status, link=link_to_host)
             rank_engine = (engine or _engine_class())(rank=rank, world_size=world_size, device=device, elsewhere=others)
+            rank_engine.trials, rank_engine.planner = {"probe": _probe}, _planned
         except Exception as error:
             log.exception("the rank does not start")
             report_end(link, diagnose(error, "", when=" while starting"))
@@ -163,6 +167,23 @@ def _engine_class() -> "type[Engine]":
     lab = env.LAB.get()
     found: type[Engine] = importlib.import_module(lab).LabEngine if lab else Engine
     return found
+
+
+def _probe(*given: Any) -> "Tensors":
+    from ..planner import probe  # most ranks measure nothing
+
+    return probe.run(*given)
+
+
+@cache
+def _chooser() -> "Planner":
+    from ..planner.choosing import Chooser  # most requests ask for no plan
+
+    return Chooser()
+
+
+def _planned(*given: Any) -> "Planned":
+    return _chooser()(*given)
 
 
 def _describe(engine: "Engine", gauge: DeviceGauge, status: RankStatus) -> RankStatus:

@@ -8,6 +8,7 @@ from ..distributed import rank_speeds
 from ..distributed.collectives import agree
 from ..errors import Cancelled
 from ..samplers.interface import ModelCall
+from .cached_calls import CachedCalls, Shards
 from .sampling_context import Report, SamplingContext
 from .schedule import ViewSchedule, call_kinds
 
@@ -20,12 +21,14 @@ class SampleLoop:
         self.denoiser = setting.denoiser
         kinds = call_kinds(self.denoiser.plan.layout.stale, setting.calls()[1])
         self.views = ViewSchedule(self.denoiser.full_view, kinds)
+        cache = setting.message.cache
+        self.cached = CachedCalls(cache, setting, self._predict) if cache else None
 
     def run(self) -> dict[str, Tensor]:
         """Run all steps.
 
         Returns:
-            ``samples`` on rank 0, an empty dict on other ranks.
+            ``samples``, and with a cache ``FORECASTS``, on rank 0, an empty dict on other ranks.
 
         Raises:
             Cancelled: on all ranks, before the next denoiser call.
@@ -33,20 +36,32 @@ class SampleLoop:
         setting = self.setting
         x = setting.run(self.denoise, self._on_step)
         self.views.finish()
-        return setting.gather(x)
+        gathered = setting.gather(x)
+        return {**gathered, **self.cached.counts()} if self.cached and gathered else gathered
 
     def denoise(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """The guided x0 of ``x`` at ``sigma``.
+        """The guided x0 of ``x`` at ``sigma``."""
+        self._check_cancelled()
+        if self.cached:
+            return self.cached.x0(x, sigma)
+        out = self._predict(x, sigma, None)
+        assert out is not None
+        return self.setting.x0(x, sigma, out)
+
+    def _predict(self, x: Tensor, sigma: Tensor, shards_unless: Shards | None) -> Tensor | None:
+        """The guided prediction for ``x`` at ``sigma``; None if ``shards_unless`` says that it is to be forecast.
 
         Each rank applies guidance to its tokens before they are gathered. Gathering both branches first would send
         twice as much.
         """
-        self._check_cancelled()
         setting = self.setting
         inputs = setting.inputs(setting.inpainting.model_input(x, sigma), sigma)
-        shards = self.denoiser.shards(inputs, self.views.next())
+        view = self.views.next()
+        shards = shards_unless(inputs) if shards_unless else self.denoiser.shards(inputs, view)
+        if shards is None:
+            return None
         guided = setting.guided(self.denoiser.comparable(shards))
-        return setting.x0(x, sigma, self.denoiser.latent(guided))
+        return self.denoiser.latent(guided)
 
     def _on_step(self, index: int, denoised: Tensor, following: ModelCall | None) -> None:
         setting = self.setting

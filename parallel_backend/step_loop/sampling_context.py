@@ -10,7 +10,6 @@ from ..denoiser.denoiser import Denoiser
 from ..denoiser.plan import split_names
 from ..distributed.collectives import gather
 from ..interfaces.geometry import TIMESTEP
-from ..layout.partition import Partition
 from ..progress import PROGRESS
 from ..protocol.messages import HISTORY, KEPT, Progress, Sample
 from ..protocol.packing import unpack
@@ -121,7 +120,7 @@ class SamplingContext:
     def gather(self, local: Tensor) -> dict[str, Tensor]:
         """``samples`` of all data groups on rank 0; empty on other ranks. The first rank of each group sends."""
         mesh, latent = self.denoiser.mesh, torch.Size(self.denoiser.plan.whole_latent)
-        parts = Partition.even(latent[0], mesh.layout.data)
+        parts = mesh.split.samples(latent[0])
         sizes = [0] * mesh.all_ranks.size
         for rank in range(mesh.all_ranks.size):
             place = mesh.layout.coordinates(rank)
@@ -142,7 +141,7 @@ class SamplingContext:
             return {}
         if mesh.layout.data == 1:
             return tensors
-        sizes = [samples * latent[1:].numel() for samples in Partition.even(latent[0], mesh.layout.data).sizes]
+        sizes = [samples * latent[1:].numel() for samples in mesh.split.samples(latent[0]).sizes]
         gathered = {name: gather(tensor, sizes, mesh.axes["data"]) for name, tensor in tensors.items()}
         if mesh.all_ranks.index:
             return {}

@@ -13,7 +13,6 @@ from ..errors import InvalidRequest
 from ..interfaces.geometry import common_tokens
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
-from ..layout.partition import Partition
 
 
 class BatchSplit:
@@ -60,13 +59,13 @@ class BatchSplit:
     @staticmethod
     def branches(mesh: RankMesh, branches: int, place: Mapping[str, int]) -> range:
         """Return the branches that the group at ``place`` computes."""
-        part = Partition.even(branches, mesh.layout.cfg).slice(place["cfg"])
+        part = mesh.split.branches(branches).slice(place["cfg"])
         return range(part.start, part.stop)
 
     @staticmethod
     def samples(mesh: RankMesh, samples: int, place: Mapping[str, int]) -> slice:
         """Return the samples that the group at ``place`` computes."""
-        return Partition.even(samples, mesh.layout.data).slice(place["data"])
+        return mesh.split.samples(samples).slice(place["data"])
 
     @staticmethod
     def all_branches(local: Tensor, mesh: RankMesh, branches: int) -> Tensor:
@@ -78,5 +77,5 @@ class BatchSplit:
         Returns:
             The predictions ``[branches, ...]``, on every rank.
         """
-        shapes = [(size, *local.shape[1:]) for size in Partition.even(branches, mesh.layout.cfg).sizes]
+        shapes = [(size, *local.shape[1:]) for size in mesh.split.branches(branches).sizes]
         return concat(all_gather(local, shapes, mesh.axes["cfg"]))

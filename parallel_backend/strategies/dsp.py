@@ -6,7 +6,7 @@ attention module and what comes out of it, so it sends half of what Ulysses send
 not involved. Neither the number of rows nor that of tokens need be divisible by the number of ranks. Exact.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from torch import Tensor
 from ..distributed.collectives import start_all_to_all, wait_all
 from ..distributed.mesh import Axis
 from ..errors import BackendFailure, InvalidRequest
-from ..interfaces.geometry import Extent
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
+from ..layout.split import Split
 
 
 class Dsp:
@@ -43,8 +43,9 @@ class Dsp:
             return 0
         place, geometry = layout.coordinates(rank), workload.geometry
         values = 0
-        for extent, rows in _batches(layout, workload, place):
-            own_rows = Partition.even(rows, layout.dsp).sizes[place["dsp"]]
+        for samples, extent in workload.batches(layout, place).values():
+            rows = samples * extent.rows
+            own_rows = Split.of(layout).frames(rows).sizes[place["dsp"]]
             for site, count in workload.sites(layout, place):
                 (stream,) = site.streams
                 tokens = extent.streams[stream]
@@ -60,11 +61,12 @@ class RowsAttention:
     Args:
         axis: the ranks that exchange tokens for rows.
         tokens: number of tokens of each rank.
+        split: shares the rows.
         forward: of the module.
     """
 
-    def __init__(self, axis: Axis, tokens: Partition, forward: Callable[..., Tensor]) -> None:
-        self.axis, self.tokens, self.forward = axis, tokens, forward
+    def __init__(self, axis: Axis, tokens: Partition, split: Split, forward: Callable[..., Tensor]) -> None:
+        self.axis, self.tokens, self.split, self.forward = axis, tokens, split, forward
 
     def __call__(self, hidden_states: Tensor, **options: Any) -> Tensor:
         """``[rows, local tokens, width]`` to the same. A row of padding on a rank without tokens becomes zeros.
@@ -76,7 +78,7 @@ class RowsAttention:
             raise BackendFailure(f"attention within frames was called with {', '.join(given)}, which is not supported")
         rows, _, width = hidden_states.shape
         local = self.tokens.sizes[self.axis.index]
-        shares = Partition.even(rows, self.axis.size)
+        shares = self.split.frames(rows)
         whole = self._to_rows(hidden_states[:, :local], shares)
         out = self._to_tokens(self.forward(whole) if len(whole) else whole, shares)
         padding = hidden_states.shape[1] - local
@@ -103,14 +105,3 @@ class RowsAttention:
         received = values.new_empty(sum(receive_sizes))
         wait_all(start_all_to_all(values.contiguous(), send_sizes, received, receive_sizes, self.axis))
         return received
-
-
-def _batches(layout: ParallelLayout, workload: Workload, place: dict[str, int]) -> list[tuple[Extent, int]]:
-    """Return the batches that the ranks at ``place`` run in one denoiser call, each with its number of rows."""
-    branches = list(workload.local_branches(layout, place))
-    alike = workload.alike[Partition.even(len(workload.branches), layout.cfg).slice(place["cfg"])]
-    batches: dict[Hashable, tuple[Extent, int]] = {}
-    for key, (samples, extent) in zip(alike, branches, strict=True):
-        _, rows = batches.get(key, (extent, 0))
-        batches[key] = extent, rows + samples * extent.rows
-    return list(batches.values())

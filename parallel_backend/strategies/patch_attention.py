@@ -15,9 +15,9 @@ from ..attention.key_masks import KeyMask, attend
 from ..attention.routing import Attention
 from ..distributed.collectives import all_gather
 from ..distributed.mesh import Axis
-from ..interfaces.geometry import IMAGE
+from ..interfaces.patch_plan import joined, streams_by_patch
 from ..layout.partition import Partition
-from .token_split import StreamPartition, TokenSplit
+from .token_split import TokenSplit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +43,11 @@ class PatchSplit:
             whole: streams that every rank holds whole. Then there is a single patch.
         """
         assert not whole or len(image.sizes) == 1, "a whole stream is not cut into patches"
-        each = []
-        for i, (start, size) in enumerate(zip(image.offsets, image.sizes, strict=True)):
-            rest = lengths[IMAGE] - image.total if i == len(image.sizes) - 1 else 0
-            streams = {name: StreamPartition.even(0, 0 if i else length, axis.size) for name, length in lengths.items()}
-            each.append(
-                TokenSplit(axis=axis, streams={**streams, IMAGE: StreamPartition.even(start, size + rest, axis.size)})
-            )
-        all_patches = {
-            name: StreamPartition(tuple(patch for split in each for patch in split.streams[name].patches))
-            for name in lengths
-        }
-        return cls(each=tuple(each), whole=TokenSplit(axis=axis, streams=all_patches, whole=frozenset(whole)))
+        patches = streams_by_patch(lengths, image, axis.size)
+        return cls(
+            each=tuple(TokenSplit(axis=axis, streams=streams) for streams in patches),
+            whole=TokenSplit(axis=axis, streams=joined(patches), whole=frozenset(whole)),
+        )
 
     def places(self, patch: int, streams: Sequence[str]) -> list[slice]:
         """Return where a patch's tokens are in the whole row.

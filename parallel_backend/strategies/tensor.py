@@ -5,7 +5,7 @@ ranks' partial outputs of a layer are summed; a norm over all heads sums its squ
 need not be divisible by the number of ranks, but every rank needs at least one of each. Exact.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -31,6 +31,7 @@ from ..interfaces.tensor_cuts import (
 )
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
+from ..layout.split import Split
 from ..operators import sum_over
 
 
@@ -62,28 +63,34 @@ class TensorParallel:
             for summed in workload.geometry.all_reduces:
                 tokens = extent.context.get(summed.tokens)
                 if tokens is None:
-                    whole = summed.tokens in extent.whole
-                    parts = Partition.even(extent.streams[summed.tokens], 1 if whole else layout.sequence)
-                    tokens = max(parts.sizes[0 if whole else place["sequence"]], summed.min_rows)
+                    by_rank = workload.tokens_by_rank(layout, extent, summed.tokens)
+                    tokens = max(by_rank[place["sequence"]], summed.min_rows)
                 size = summed.itemsize or workload.itemsize
                 summed_bytes += samples * extent.rows * summed.count * tokens * summed.width * size
         return 2 * (layout.tensor - 1) * summed_bytes // layout.tensor
 
 
-def cut(module: nn.Module, cuts: Cuts, axis: Axis) -> Slices:
+def cut(module: nn.Module, cuts: Cuts, axis: Axis, split: Split, groups: Collection[int]) -> Slices:
     """Cut a transformer on the meta device, so that it computes this rank's part once the weights are loaded.
 
     Args:
         module: the transformer, modified in place.
         cuts: how to cut its layers, by name, with ``*`` for all children of a module.
+        axis: the ranks.
+        split: shares the units.
+        groups: numbers of groups of heads in the model's attention. So many units are shared as heads.
 
     Returns:
         The slices to load of each parameter that was cut.
     """
     slices: dict[nn.Parameter, tuple[int, tuple[slice, ...]]] = {}
+
+    def shares(units: int) -> Partition:
+        return split.cut_heads(units) if units in groups else split.columns(units)
+
     for pattern, each in cuts.items():
         for layer in _named(module, pattern.split(".")):
-            _Style(each, axis, slices).apply(layer)
+            _Style(each, axis, shares, slices).apply(layer)
     return {name: slices[parameter] for name, parameter in module.named_parameters() if parameter in slices}
 
 
@@ -97,8 +104,14 @@ def _named(module: nn.Module, pattern: list[str]) -> Iterator[nn.Module]:
 class _Style:
     """Applies one ``Cut`` to a module, and records in ``slices`` what this rank holds of each parameter."""
 
-    def __init__(self, cut: Cut, axis: Axis, slices: dict[nn.Parameter, tuple[int, tuple[slice, ...]]]) -> None:
-        self.cut, self.axis, self.slices = cut, axis, slices
+    def __init__(
+        self,
+        cut: Cut,
+        axis: Axis,
+        shares: Callable[[int], Partition],
+        slices: dict[nn.Parameter, tuple[int, tuple[slice, ...]]],
+    ) -> None:
+        self.cut, self.axis, self.shares, self.slices = cut, axis, shares, slices
 
     def apply(self, module: nn.Module) -> None:
         group = "" if self.axis.group is None else self.axis.group.group_name
@@ -116,7 +129,7 @@ class _Style:
                 self._shrink(module, "weight", 0, (heads,))
                 module.forward = _HeadsNorm(module, heads, group)
             case HeadOutputs(heads, dim):
-                (local,) = local_ranges((heads,), self.axis.size, self.axis.index)
+                (local,) = local_ranges((heads,), self.shares, self.axis.index)
                 start, length = local.start, local.stop - local.start
                 module.register_forward_hook(
                     lambda _module, _inputs, outs: tuple(out.narrow(dim, start, length) for out in outs)
@@ -125,11 +138,11 @@ class _Style:
                 self._shrink(module, name, dim, segments)
             case HeadCounts(attributes):
                 for name, (units, size) in attributes.items():
-                    setattr(module, name, Partition.even(units, self.axis.size).sizes[self.axis.index] * size)
+                    setattr(module, name, self.shares(units).sizes[self.axis.index] * size)
 
     def _shrink(self, module: nn.Module, name: str, dim: int, segments: tuple[Segment, ...]) -> None:
         """Replace a parameter by one of the size of this rank's part along ``dim``."""
-        local = tuple(local_ranges(segments, self.axis.size, self.axis.index))
+        local = tuple(local_ranges(segments, self.shares, self.axis.index))
         if name == "weight" and isinstance(module, CutsItself):
             self.slices |= module.cut_weight(dim, local)
             return

@@ -16,36 +16,7 @@ from ..distributed.collectives import all_gather, concat
 from ..distributed.mesh import Axis
 from ..interfaces.state import State
 from ..layout.partition import Partition
-
-
-@dataclass(frozen=True)
-class StreamPartition:
-    """The tokens of a stream that are computed together, and how the ranks share them.
-
-    Attributes:
-        patches: each patch's offset in the stream, and the ranks' shares of the patch in order.
-    """
-
-    patches: tuple[tuple[int, Partition], ...]
-
-    @classmethod
-    def even(cls, start: int, length: int, ranks: int) -> "StreamPartition":
-        """One patch of ``length`` tokens from ``start`` on, split evenly."""
-        return cls(((start, Partition.even(length, ranks)),))
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of tokens of each rank."""
-        return tuple(map(sum, zip(*(shares.sizes for _, shares in self.patches), strict=True)))
-
-    @property
-    def total(self) -> int:
-        """Number of tokens of all ranks."""
-        return sum(self.sizes)
-
-    def of(self, rank: int) -> list[slice]:
-        """Return where a rank's tokens are in the stream, one slice for each patch."""
-        return [_shifted(shares.slice(rank), start) for start, shares in self.patches]
+from ..layout.stream_partition import StreamPartition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +36,7 @@ class TokenSplit:
     @classmethod
     def even(cls, lengths: Mapping[str, int], axis: Axis, whole: Collection[str] = ()) -> "TokenSplit":
         """Split whole streams of these lengths evenly over an axis."""
-        return cls.weighted(lengths, axis, [1.0] * axis.size, whole)
-
-    @classmethod
-    def weighted(
-        cls, lengths: Mapping[str, int], axis: Axis, weights: Sequence[float], whole: Collection[str] = ()
-    ) -> "TokenSplit":
-        """Split whole streams of these lengths in proportion to ``weights``, one for each rank."""
-        streams = {
-            name: StreamPartition(((0, Partition.weighted(length, weights)),)) for name, length in lengths.items()
-        }
+        streams = {name: StreamPartition.even(0, length, axis.size) for name, length in lengths.items()}
         return cls(axis=axis, streams=streams, whole=frozenset(whole))
 
     def held(self, stream: str) -> int:
@@ -159,7 +121,3 @@ def take_slices(tensor: Tensor, parts: Sequence[slice]) -> Tensor:
 
 def _taken(tensor: Tensor, parts: Sequence[slice] | None) -> Tensor:
     return tensor if parts is None else take_slices(tensor, parts)
-
-
-def _shifted(part: slice, by: int) -> slice:
-    return slice(part.start + by, part.stop + by)

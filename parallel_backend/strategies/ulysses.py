@@ -25,6 +25,7 @@ from ..interfaces.strategy import Workload
 from ..layout.head_split import HeadSplit, Run
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
+from ..layout.split import Split
 from .sequence import site_tokens
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -84,17 +85,20 @@ class UlyssesAttention:
     Args:
         axis: the ranks that exchange tokens for heads.
         tokens: number of tokens of each rank.
+        split: shares the heads.
         inner: attends with the tokens of all ranks and this rank's heads.
         trials: find out whether it is faster to exchange half of the heads while the other half attends. None where
             ``inner`` has to see all heads in one call.
     """
 
-    def __init__(self, axis: Axis, tokens: Partition, inner: Attention, trials: RowTrials | None = None) -> None:
-        self.axis, self.tokens, self.inner, self.trials = axis, tokens, inner, trials
+    def __init__(
+        self, axis: Axis, tokens: Partition, split: Split, inner: Attention, trials: RowTrials | None = None
+    ) -> None:
+        self.axis, self.tokens, self.split, self.inner, self.trials = axis, tokens, split, inner, trials
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
         """``[B, heads, local tokens, head_dim]``; see ``Attention``."""
-        heads, qkv = HeadSplit.even(query.shape[1], key.shape[1], self.axis.size), (query, key, value)
+        heads, qkv = self.split.heads(query.shape[1], key.shape[1]), (query, key, value)
         inner = partial(self.inner, scale=scale, sample=sample)
         if self.trials is None or heads.shared > 1 or min(heads.queries.sizes) < 2:
             return self._attend([heads], qkv, inner)

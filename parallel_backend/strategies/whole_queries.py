@@ -19,6 +19,7 @@ from ..distributed.mesh import Axis
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.partition import Partition
+from ..layout.split import Split
 
 _LSE = 4
 """Bytes of a log-sum-exp, which is float32."""
@@ -44,7 +45,8 @@ class WholeQueries:
                     continue
                 queries = sum(extent.streams[name] for name in site.queries)
                 rows = workload.heads(layout, site, place).queries.total * queries
-                own, width = Partition.even(rows, ranks).sizes[place["sequence"]], site.head_dim * workload.itemsize
+                own = Split.of(layout).tokens(rows).sizes[place["sequence"]]
+                width = site.head_dim * workload.itemsize
                 sent += samples * count * ((rows - own) * (width + _LSE) + (ranks - 1) * own * width)
         return sent
 
@@ -53,19 +55,20 @@ class WholeQueriesAttention:
     """Attention of the same queries on all ranks of the axis to the keys and values of all of them.
 
     Args:
+        split: shares the rows to merge.
         keys: number of keys of this rank. Rows of padding after them are left out.
         key_mask: which of these keys may be attended to; None for all.
     """
 
-    def __init__(self, axis: Axis, keys: int, key_mask: KeyMask | None, kernel: Kernel) -> None:
-        self.axis, self.keys, self.key_mask, self.kernel = axis, keys, key_mask, kernel
+    def __init__(self, axis: Axis, split: Split, keys: int, key_mask: KeyMask | None, kernel: Kernel) -> None:
+        self.axis, self.split, self.keys, self.key_mask, self.kernel = axis, split, keys, key_mask, kernel
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
         """``[B, heads, queries, head_dim]``; keys and values are of this rank's tokens. See ``Attention``."""
         qkv = query, key[:, :, : self.keys], value[:, :, : self.keys]
         out, lse = attend_with_lse(self.kernel, qkv, scale=scale, key_mask=self.key_mask, sample=sample)
         batch, head_dim = len(query), query.shape[3]
-        rows = Partition.even(query.shape[1] * query.shape[2], self.axis.size)
+        rows = self.split.tokens(query.shape[1] * query.shape[2])
         merged = self._merge(out.reshape(batch, rows.total, head_dim), lse.reshape(batch, rows.total), rows)
         gathered = all_gather(merged, [(batch, size, head_dim) for size in rows.sizes], self.axis)
         return torch.cat(gathered, dim=1).view(query.shape)

@@ -1,7 +1,6 @@
 """Small random models of every variant of every family, and seeded inputs for them."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InvalidRequest
 from ..families.modules import module_class_of
 from ..families.registry import FAMILIES, family_of
-from ..interfaces.family import Family, Inputs, Variant
-from ..interfaces.geometry import LATENT, TIMESTEP, Shape
+from ..interfaces.family import Family, Variant
+from ..interfaces.geometry import TIMESTEP, Shape
+from ..interfaces.input_shapes import input_shapes
 from ..protocol.packing import pack
 
 
@@ -94,30 +93,6 @@ def inputs(
     return fill(shapes, seed)
 
 
-def input_shapes(
-    family: type[Family], config: Mapping[str, Any], model_inputs: Inputs, *, batch: int, size: Sequence[int], text: int
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all inputs of a forward.
-
-    Args:
-        family: the model's family.
-        config: the model's config.
-        model_inputs: inputs beside latent and timestep, as in ``Variant.inputs``.
-        batch: samples.
-        size: of the latent.
-        text: text tokens.
-
-    Raises:
-        InvalidRequest: the config lacks a number, or the family refuses it.
-    """
-    geometry = family.describe(config)
-    # A latent with a wrong number of dims is refused later, like any request's.
-    tokens = math.prod(geometry.grid(size)) if len(size) == len(geometry.patch) else math.prod(size)
-    numbers = {**config, "frames": size[0], "tokens": tokens, "text": text}
-    shapes = {LATENT: (batch, geometry.channels, *size), TIMESTEP: (batch,)}
-    return shapes | {name: (batch, *_resolve(name, shape, size, numbers)) for name, shape in model_inputs.items()}
-
-
 def fill(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
     """Return seeded values for inputs of these shapes."""
     generator = torch.Generator().manual_seed(seed)
@@ -181,16 +156,3 @@ def _values(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
     if name.endswith("_labels"):
         return torch.randint(0, 10, shape, generator=generator)
     return torch.randn(shape, generator=generator)
-
-
-def _resolve(name: str, shape: Sequence[int | str], size: Sequence[int], numbers: Mapping[str, Any]) -> list[int]:
-    resolved: list[int] = []
-    for dim in shape:
-        if dim == "size":
-            resolved += size
-            continue
-        number = numbers.get(dim) if isinstance(dim, str) else dim
-        if number is None:
-            raise InvalidRequest(f"{name} needs {dim}, which the model's config lacks")
-        resolved.append(int(number))
-    return resolved

@@ -20,6 +20,7 @@ from ..families.modules import module_class_of
 from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.geometry import LATENT, TIMESTEP
+from ..interfaces.input_shapes import input_shapes
 from ..interfaces.strategy import ParameterShapes
 from ..layout.choice import auto
 from ..layout.parallel_layout import ParallelLayout
@@ -226,9 +227,7 @@ def _matching_variant(
         lengths = (length, length if variant.fixed_text else max(1, length - 2))
         try:
             shapes = [
-                examples.input_shapes(
-                    family, config, variant.inputs, batch=BATCH, size=size or variant.size, text=tokens
-                )
+                input_shapes(family, config, variant.inputs, batch=BATCH, size=size or variant.size, text=tokens)
                 for tokens in lengths
             ]
             for one in shapes:

@@ -18,6 +18,7 @@ from ..errors import InvalidRequest
 from ..interfaces.family import Family
 from ..interfaces.strategy import ParameterShapes
 from ..layout.parallel_layout import ParallelLayout
+from ..layout.split import Split
 from ..protocol.messages import Forward, Measure
 from ..protocol.model_spec import Compile, Devices, DType, ModelSpec
 from ..protocol.status import RankStatus
@@ -145,7 +146,7 @@ def stages_of(family: Family, layout: ParallelLayout) -> tuple[tuple[int, ...], 
     """Return ``Workload.stages``; empty if the layout has one stage, or more than the family has blocks."""
     if not 1 < layout.pipe <= family.geometry.layers:
         return ()
-    return stage_cut.sites(family, layout.balance or (1.0,) * layout.pipe)
+    return stage_cut.sites(family, Split.of(layout).stages)
 
 
 def _memory(rank: RankStatus) -> int:

@@ -169,8 +169,9 @@ def _schema_inputs(core: CoreSource, found: Found) -> Iterator[str]:
     for node in ast.walk(found.node):
         if not isinstance(node, ast.Call):
             continue
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "Input" and node.args:
-            yield str(literal(node.args[0]))
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "Input":
+            names = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "id")]
+            yield from (str(literal(name)) for name in names[:1])
         elif isinstance(node.func, ast.Name) and (helper := core.expression(found.module, node.func)):
             yield from _schema_inputs(core, helper) if isinstance(helper.node, Function) else ()
 

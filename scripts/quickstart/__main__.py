@@ -19,7 +19,10 @@ from scripts.comfy_paths import ROOT
 from scripts.quickstart.runner import Frames, Runner
 
 OUTPUT = ROOT / "output"
-WORKFLOWS = {"image.png": "text to image (native nodes)", "video.webp": "text to video (native nodes)"}
+WORKFLOWS = {
+    "image.png": "Included model, text to image (native nodes)",
+    "video.webp": "Included model, text to video (native nodes)",
+}
 FRAME_MS = 125
 
 

@@ -17,6 +17,8 @@ ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+PATIENCE = 600
+"""Seconds to wait for ComfyUI and its page: others may use the machine, too."""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -36,7 +38,7 @@ def page_server(comfyui_path: Path) -> Iterator[ComfyServer]:
         pytest.skip(f"the web page of {comfyui_path} is not installed: bash scripts/test.sh")
     server = ComfyServer(comfyui_path, frontend=frontend)
     try:
-        server.start()
+        server.start(PATIENCE)
         server.client.request(
             "/settings/Comfy.TutorialCompleted", True
         )  # otherwise a dialog for new users covers the page
@@ -62,7 +64,8 @@ def browser() -> "Iterator[Browser]":
 def page(page_server: ComfyServer, browser: "Browser") -> "Iterator[Page]":
     """ComfyUI's loaded page."""
     page = browser.new_page(viewport={"width": 1600, "height": 900})
+    page.set_default_timeout(1000 * PATIENCE)
     page.goto(page_server.client.url, wait_until="domcontentloaded")
-    page.wait_for_function("() => window.app?.graph && window.app.vueAppReady", timeout=60_000)
+    page.wait_for_function("() => window.app?.graph && window.app.vueAppReady", timeout=1000 * PATIENCE)
     yield page
     page.close()

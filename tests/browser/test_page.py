@@ -1,20 +1,20 @@
-"""What a user does: open an example workflow, press Run, see the image.
+"""What a user does: open an example workflow, press Run, see the image; put the blueprint into a workflow.
 
 ``PARALLEL_DIT_SCREENSHOT=docs/screenshot.png`` saves the finished page there.
 """
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from scripts import comfy_paths, workflows
+from scripts import blueprint, comfy_paths, workflows
+from scripts.comfy_api import Prompt
 from scripts.comfy_server import ComfyServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-pytestmark = pytest.mark.newest
 
 OPEN = """async (name) => {
     const answer = await fetch(`/api/workflow_templates/comfyui-parallel-dit/${encodeURIComponent(name)}.json`)
@@ -36,15 +36,70 @@ def queued(page: "Page") -> Queued:
     return {key: (node["class_type"], node["inputs"]) for key, node in prompt.items()}
 
 
+MISSING = """() => {
+    const levels = [window.app.graph, ...(window.app.graph.subgraphs?.values() ?? [])]
+    const nodes = levels.flatMap((level) => level.nodes ?? level._nodes)
+    const unknown = (node) => !(node.type in window.LiteGraph.registered_node_types)
+    return [...new Set(nodes.filter((node) => !node.isSubgraphNode?.() && unknown(node)).map((node) => node.type))]
+}"""
+"""The classes that the page lacks, at all levels. It has a note's itself. A file that is missing is no such error."""
+
+
+def known(prompt: Prompt, info: dict[str, Any]) -> Queued:
+    """A prompt with defaults, without inputs that this version of a node lacks."""
+    return {
+        key: (node["class_type"], {name: value for name, value in node["inputs"].items() if has(node, name, info)})
+        for key, node in workflows.with_options(prompt, info).items()
+    }
+
+
+def has(node: dict[str, Any], name: str, info: dict[str, Any]) -> bool:
+    return name.partition(".")[0] in workflows.declared_inputs(info[node["class_type"]])
+
+
 @pytest.mark.parametrize("name", workflows.names())
-def test_the_page_queues_the_prompt_of_the_api_format(page: "Page", page_server: ComfyServer, name: str) -> None:
+def test_a_workflow_opens_with_no_missing_node_and_queues_the_prompt_of_the_api_format(
+    page: "Page", page_server: ComfyServer, comfyui_path: Path, name: str
+) -> None:
+    info = page_server.client.object_info()
     page.evaluate(OPEN, name)
-    expected = workflows.with_options(workflows.api(name), page_server.client.object_info())
-    assert queued(page) == {key: (node["class_type"], node["inputs"]) for key, node in expected.items()}
+    missing = set(page.evaluate(MISSING))
+    assert missing == {node["class_type"] for node in workflows.api(name).values()} - info.keys()
+    assert not missing or workflows.needed_release(name) > comfy_paths.release(comfyui_path)
+    if not missing:
+        sent: Prompt = page.evaluate(PROMPT)
+        assert known(workflows.flat(sent), info) == known(workflows.api(name), info)
 
 
+def test_a_missing_node_is_found_inside_of_a_subgraph(page: "Page") -> None:
+    graph = workflows.graph("Z-Image turbo, text to image")
+    inside = graph["definitions"]["subgraphs"][0]["nodes"]
+    next(node for node in inside if node["type"] == "KSampler")["type"] = "NoSuchSampler"
+    page.evaluate("async (graph) => { await window.app.loadGraphData(graph, true, true, null) }", graph)
+    assert page.evaluate(MISSING) == ["NoSuchSampler"]
+
+
+SET = """([title, name, value]) => {
+    const node = window.app.graph._nodes.find((node) => node.title === title)
+    const widget = node.widgets.find((widget) => widget.name === name)
+    widget.value = value
+    widget.callback?.(value)
+}"""
+
+
+def test_a_value_of_the_subgraphs_node_reaches_all_nodes_inside(page: "Page") -> None:
+    page.evaluate(OPEN, "Wan 2.2 14B, text to video")
+    page.evaluate(SET, ["Sample and decode", "steps", 8])
+    page.evaluate(SET, ["Sample and decode", "width", 832])
+    sent = workflows.flat(page.evaluate(PROMPT))
+    steps = [node["inputs"]["steps"] for node in sent.values() if node["class_type"] == "KSamplerAdvanced"]
+    assert steps == [8, 8]
+    assert [node["inputs"]["width"] for node in sent.values() if "width" in node["inputs"]] == [832]
+
+
+@pytest.mark.newest
 def test_run_shows_the_finished_image(page: "Page") -> None:
-    name = "text to image (native nodes)"
+    name = "Included model, text to image (native nodes)"
     page.evaluate(OPEN, name)
     assert page.evaluate(IMAGE_SIZE) is None
     page.get_by_test_id("queue-button").first.click()
@@ -56,7 +111,7 @@ def test_run_shows_the_finished_image(page: "Page") -> None:
         page.screenshot(path=str(comfy_paths.ROOT / target))
 
 
-PARALLEL_MODEL = "text to image (Parallel Model, Z-Image)"
+PARALLEL_MODEL = "Z-Image turbo, text to image"
 PARALLEL = {"ParallelModel": "model", "ParallelVAE": "vae"}
 """The nodes that make this workflow parallel, and the input that each one passes on."""
 
@@ -84,6 +139,7 @@ def is_link(value: Any) -> bool:
     return isinstance(value, list)
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("mode", [BYPASS, MUTE])
 def test_bypassed_nodes_pass_on_what_they_get_and_muted_ones_nothing(page: "Page", mode: int) -> None:
     page.evaluate(OPEN, PARALLEL_MODEL)
@@ -94,6 +150,7 @@ def test_bypassed_nodes_pass_on_what_they_get_and_muted_ones_nothing(page: "Page
     assert queued(page) == relinked(before, ours if mode == BYPASS else dict.fromkeys(ours))
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("inside", [["ParallelModel"], ["UNETLoader", "ModelSamplingAuraFlow", *PARALLEL]])
 def test_nodes_in_a_subgraph_keep_their_inputs(page: "Page", inside: list[str]) -> None:
     page.evaluate(OPEN, PARALLEL_MODEL)
@@ -103,4 +160,62 @@ def test_nodes_in_a_subgraph_keep_their_inputs(page: "Page", inside: list[str]) 
     assert queued(page) == {
         ids[key]: (kind, {n: [ids[value[0]], value[1]] if is_link(value) else value for n, value in inputs.items()})
         for key, (kind, inputs) in before.items()
+    }
+
+
+LISTED = """(name) => {
+    const store = document.querySelector("#vue-app").__vue_app__.config.globalProperties.$pinia._s.get("subgraph")
+    return store?.subgraphBlueprints.some((each) => each.display_name === name)
+}"""
+ADD = """(name) => {
+    const store = document.querySelector("#vue-app").__vue_app__.config.globalProperties.$pinia._s.get("subgraph")
+    const listed = store.subgraphBlueprints.find((each) => each.display_name === name)
+    const { nodes, definitions } = store.getBlueprint(listed.name)
+    const items = { nodes, subgraphs: definitions.subgraphs }
+    const [node] = window.app.canvas._deserializeItems(items, { position: [0, 0] }).nodes.values()
+    const graph = window.app.graph
+    for (const [kind, type] of [["ParallelModel", "MODEL"], ["ParallelVAE", "VAE"]]) {
+        const old = graph._nodes.find((each) => each.type === kind)
+        const { origin_id, origin_slot } = graph.links.get(old.inputs[0].link)
+        const ends = old.outputs[0].links.map((id) => graph.links.get(id))
+        const targets = ends.map(({ target_id, target_slot }) => [target_id, target_slot])
+        graph.getNodeById(origin_id).connect(origin_slot, node, node.inputs.findIndex((slot) => slot.type === type))
+        graph.remove(old)
+        const output = node.outputs.findIndex((slot) => slot.type === type)
+        for (const [id, slot] of targets) node.connect(output, graph.getNodeById(id), slot)
+    }
+    node.title = "Blueprint"
+    return listed.description
+}"""
+"""Adds a blueprint as the page does when it is chosen in the node library, in the place of our two nodes."""
+SET_NODE = """([title, mode]) => { window.app.graph._nodes.find((node) => node.title === title).mode = mode }"""
+
+
+def test_the_blueprint_takes_the_place_of_our_nodes_and_can_be_bypassed(page: "Page") -> None:
+    page.evaluate(OPEN, PARALLEL_MODEL)
+    before = queued(page)
+    page.wait_for_function(LISTED, arg=blueprint.NAME, timeout=60_000)
+    assert page.evaluate(ADD, blueprint.NAME) == blueprint.DESCRIPTION
+    assert page.evaluate(MISSING) == []
+    page.evaluate(SET, ["Blueprint", "devices", "0,1"])
+    after = queued(page)
+    ours = {kind: key for key, (kind, _) in after.items() if kind in PARALLEL}
+    replaced = {key: ours[kind] for key, (kind, _) in before.items() if kind in PARALLEL}
+    moved = relinked(before, {key: [new, 0] for key, new in replaced.items()})
+    for key, new in replaced.items():
+        kind, inputs = before[key]
+        moved[new] = (kind, inputs | {"devices": "0,1"})
+    assert ours.keys() == PARALLEL.keys()
+    assert known_values(after) == known_values(moved)
+    page.evaluate(SET_NODE, ["Blueprint", BYPASS])
+    links = {key: inputs[PARALLEL[kind]] for key, (kind, inputs) in before.items() if kind in PARALLEL}
+    assert queued(page) == relinked(before, links)
+
+
+def known_values(prompt: Queued) -> Queued:
+    """A prompt without what our nodes have by default: the template's say less than the blueprint's."""
+    defaults = {"attention": "auto", "compile": "off"}
+    return {
+        key: (kind, {name: value for name, value in inputs.items() if defaults.get(name) != value})
+        for key, (kind, inputs) in prompt.items()
     }

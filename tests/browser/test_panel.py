@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 PATIENCE = 180.0
-NAME = "text to image (native nodes)"
+NAME = "Included model, text to image (native nodes)"
 STATE = ".pdit-panel[data-state={}]"
 PIDS = """() => (window.pditShown?.status?.ranks ?? []).map((rank) => rank.pid)"""
 LISTEN = (

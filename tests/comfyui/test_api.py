@@ -11,12 +11,12 @@ from scripts import comfy_paths, generate, workflows
 from scripts.comfy_api import ComfyClient
 
 NODES = (
-    "ParallelLoader", "ParallelModel", "ParallelVAE", "ParallelLayout", "ParallelSampler", "ParallelVAEDecode",
-    "ParallelVAEEncode", "ParallelClassLabel", "ParallelOpenSora1Prompt", "ParallelOpenSora1Video",
+    "ParallelLoader", "ParallelModel", "ParallelVAE", "ParallelLayout", "ParallelSampler", "ParallelCache",
+    "ParallelVAEDecode", "ParallelVAEEncode", "ParallelClassLabel", "ParallelOpenSora1Prompt", "ParallelOpenSora1Video",
     "ParallelOpenSora2Prompt", "ParallelOpenSora2Video",
     "ParallelOpenSora2Sampling", "ParallelOpenSora2Guider",
 )  # fmt: skip
-LANGUAGES = ("en", "zh")
+LANGUAGES = ("en", "zh", "ja", "ko")
 NAMES = {*SAMPLERS, "ulysses", "cfg", "auto", "diffusers"}
 """Code words that look like ordinary words."""
 

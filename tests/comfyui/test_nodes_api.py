@@ -75,6 +75,22 @@ def test_an_approximate_image_is_labelled_and_native_samplers_stay_exact(
     assert "PipeFusion: approximate" in format_status(query.status(Endpoint(folder=tiny_server.runtime)))
 
 
+@pytest.mark.newest
+@pytest.mark.parametrize("sampler", ["KSampler", "ParallelSampler"])
+def test_pictures_with_a_step_cache_are_labelled(client: ComfyClient, sampler: str) -> None:
+    """The second prompt reuses the cache's node and runs the sampler alone."""
+    inputs = {"mode": "custom", "interval": 2, "warmup": 2, "order": 1, "first": 0, "final": 1}
+    for seed in (31, 32):
+        cached = prompt(sampler, layout={"ulysses": 2}, seed=seed, steps=8)
+        cached["9"] = {"class_type": "ParallelCache", "inputs": {"model": ["1", 0], **inputs}}
+        cached["5"]["inputs"]["model"] = ["9", 0]
+        result = client.wait(client.submit(cached, extra_data={"extra_pnginfo": {"workflow": {}}}), deadline=START)
+        with Image.open(BytesIO(client.fetch(result.files[0]))) as image:
+            label = json.loads(image.text["parallel_dit"])["5"]
+        assert (label["approximate"], label["cache"], label["forecast"]) == ("step cache", "custom", 0.375)
+        assert (label["interval"], label["warmup"]) == (2, 2)
+
+
 def steps(server: ComfyServer) -> list[int]:
     """Return how many forwards each rank has computed."""
     return [rank.steps for rank in query.status(Endpoint(folder=server.runtime)).ranks]

@@ -5,14 +5,14 @@ import subprocess
 import sys
 import urllib.parse
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
 
 from parallel_backend.layout.parallel_layout import AXES
-from scripts import comfy_paths, workflows
-from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt
+from scripts import comfy_paths, official_templates, workflows
+from scripts.comfy_api import ComfyClient, ExecutionFailed
 from scripts.comfy_events import Events
 from scripts.comfy_server import ComfyServer
 from tests.comfyui.helpers import difference, pixels
@@ -22,28 +22,10 @@ VARIANTS = ("native nodes", "ParallelSampler")
 EXTENSION = "comfyui-parallel-dit"
 
 
-def to_api(graph: dict[str, Any], object_info: dict[str, Any]) -> Prompt:
-    """Convert a graph to the prompt that the web page would queue: widget values by position, links by number."""
-    links = {link[0]: [str(link[1]), link[2]] for link in graph["links"]}
-    prompt: Prompt = {}
-    for node in graph["nodes"]:
-        inputs = {slot["name"]: links[slot["link"]] for slot in node["inputs"] if slot["link"] is not None}
-        values = iter(node["widgets_values"])
-        for name, (kind, options) in workflows.declared_inputs(object_info[node["type"]]).items():
-            if workflows.is_widget(kind, options):
-                inputs.setdefault(name, next(values, cast(Any, options.get("default"))))
-                if options.get("control_after_generate"):
-                    next(values)
-        assert next(values, None) is None, f"{node['type']} has more values than widgets"
-        prompt[str(node["id"])] = {"class_type": node["type"], "inputs": inputs}
-    return prompt
-
-
 def test_every_kind_has_a_workflow_for_each_variant() -> None:
-    with_files = {name for name in NAMES if workflows.needed_files(name)}
-    assert {f"text to {kind} ({variant})" for kind in ("image", "video") for variant in VARIANTS} | with_files == set(
-        NAMES
-    )
+    with_files = {name for name in NAMES if workflows.needs_download(name)}
+    included = {f"Included model, text to {kind} ({variant})" for kind in ("image", "video") for variant in VARIANTS}
+    assert included | with_files == set(NAMES)
     assert {path.stem for path in workflows.FOLDER.glob("*.json")} == set(NAMES)
 
 
@@ -59,16 +41,25 @@ def test_every_loaded_file_can_be_downloaded_into_its_folder() -> None:
         for file in workflows.needed_files(name):
             assert file["url"].startswith("https://")
             assert file["url"].endswith("/" + file["name"])
-            assert file["directory"] in ("diffusion_models", "text_encoders", "vae", "loras")
+            assert file["directory"] in ("checkpoints", "diffusion_models", "text_encoders", "vae", "loras")
+
+
+def test_every_folder_is_loaded_by_its_name() -> None:
+    for name in NAMES:
+        for folder in workflows.needed_folders(name):
+            loaded = [node["inputs"].get("model_name") for node in workflows.api(name).values()]
+            assert folder["name"] in loaded
+            assert folder["directory"] == "diffusers"
+            assert folder["repository"].endswith(f"/{folder['name']}")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_graph_converts_to_the_stored_api_prompt(client: ComfyClient, name: str) -> None:
+def test_graph_converts_to_the_stored_api_prompt(client: ComfyClient, comfyui_path: Path, name: str) -> None:
     info = client.object_info()
-    if lacking := {node["class_type"] for node in workflows.api(name).values()} - info.keys():
-        pytest.skip(f"this version of ComfyUI has no {', '.join(sorted(lacking))}")
-    queued = to_api(workflows.graph(name), info)
-    assert workflows.with_options(queued, info) == workflows.with_options(workflows.api(name), info)
+    if workflows.needed_release(name) > comfy_paths.release(comfyui_path):
+        pytest.skip("the example needs a newer ComfyUI")
+    queued = official_templates.prompt_of(workflows.graph(name), lambda kind: info[kind])
+    assert workflows.with_options(workflows.flat(queued), info) == workflows.with_options(workflows.api(name), info)
 
 
 def test_templates_browser_lists_every_workflow_with_a_thumbnail(client: ComfyClient) -> None:
@@ -83,7 +74,7 @@ def test_templates_browser_lists_every_workflow_with_a_thumbnail(client: ComfyCl
 def test_both_variants_give_the_same_frames(client: ComfyClient, kind: str) -> None:
     frames = []
     for variant in VARIANTS:
-        prompt = workflows.api(f"text to {kind} ({variant})")
+        prompt = workflows.api(f"Included model, text to {kind} ({variant})")
         size = prompt["4"]["inputs"]
         frames.append(pixels(client, client.run(prompt, deadline=240.0)))
         assert frames[-1].shape == (size["length"], size["height"], size["width"], 3)
@@ -94,7 +85,7 @@ def test_both_variants_give_the_same_frames(client: ComfyClient, kind: str) -> N
 def test_status_reports_request_layout_and_rank_processes_during_sampling(
     server: ComfyServer, client: ComfyClient
 ) -> None:
-    prompt = workflows.api(f"text to image ({VARIANTS[1]})")
+    prompt = workflows.api(f"Included model, text to image ({VARIANTS[1]})")
     next(node["inputs"] for node in prompt.values() if "steps" in node["inputs"])["steps"] = 2000
     with Events(client) as events:
         prompt_id = client.submit(prompt)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from lab.__main__ import main
+from lab.bench.cache import CachedLoop
 from lab.bench.projections.command import WAYS, WaysTaken
 from lab.bench.recovery import ROWS, Recovery
 from lab.bench.resume import KeptState
@@ -101,6 +102,21 @@ def test_bench_recovery(runtime: Path) -> None:
 
 
 @pytest.mark.long
+def test_bench_cache(runtime: Path) -> None:
+    arguments = ("--rounds", "1", "--steps", "16", "--layout", "", "--layout", "ulysses=2", "--json")
+    completed = run_command(runtime, "bench", "cache", *arguments, program="lab", timeout=300, TMPDIR=str(runtime))
+    rows = msgspec.json.decode(completed.stdout, type=list[CachedLoop])
+    assert completed.returncode == int(any(row.failed for row in rows)), completed.stderr  # 1 if it is slow
+    assert not processes.find("TMPDIR", lambda value: value == str(runtime))
+    assert not list(runtime.glob("bench-*"))
+    assert [(row.ranks, row.mode) for row in rows] == [
+        (ranks, mode) for ranks in (1, 2) for mode in ("off", "safe", "fast")
+    ]
+    assert [row.saved for row in rows[:3]] == [1.0, 16 / 9, 16 / 6]
+    assert_positive(*(row.seconds for row in rows))
+
+
+@pytest.mark.long
 def test_bench_resume(runtime: Path) -> None:
     completed = run_command(
         runtime, "bench", "resume", "--rounds", "1", "--json", program="lab", timeout=200, TMPDIR=str(runtime)
@@ -121,6 +137,8 @@ def test_bench_resume(runtime: Path) -> None:
         (("bench", "--tokens", "0"), "--tokens 0"),
         (("bench", "--tokens", "4093"), "1 x 4093"),
         (("bench", "--rounds", "0"), "--rounds 0"),
+        (("bench", "cache", "--steps", "8"), "--steps 8: all of them are computed"),
+        (("bench", "cache", "--rounds", "0"), "--rounds 0"),
         (("bench", "--layout", "sideways=2"), "'sideways=2'"),
         (("bench", "--family", "cake"), "flux, wan"),
         (("bench", "--devices", "0,1", "--layout", "ring=3"), 'layout "ring=3" needs 3 ranks'),

@@ -16,7 +16,8 @@ from parallel_backend.client import retry
 from parallel_backend.client.client import Client
 from parallel_backend.errors import BackendUnavailable, InvalidRequest, QueueFull, RankFailed
 from parallel_backend.protocol import request_log
-from parallel_backend.protocol.messages import Forward, Sample, Trial, new_id
+from parallel_backend.protocol.messages import FORECASTS, Forward, Sample, Trial, new_id
+from parallel_backend.step_cache.settings import StepCache
 from parallel_backend.supervisor.limits import Limits
 from scripts.processes import wait_until
 from tests.support import tiny
@@ -103,6 +104,26 @@ def test_an_approximate_run_warms_up_again_and_says_so(client: Client, path: str
     call = Call(client=client)
     assert relative_error(call.run(message, inputs)["samples"], wanted) < 0.2
     assert "with a step of warm-up, since rank 0" in call.said[0]
+
+
+@pytest.mark.parametrize("after", [HALF, pytest.param(HALF + 1, marks=LONG)])
+def test_a_run_with_a_step_cache_begins_it_anew_and_says_so(client: Client, path: str, after: int) -> None:
+    """Of two steps one is forecast, so a rank dies in one of each kind."""
+    message, inputs = request(model(path, "ulysses=3"))
+    message = replace(message, cache=StepCache(interval=2, warmup=2))
+    wanted = client.call(message, inputs)
+    assert wanted[FORECASTS].tolist() == [STEPS // 2 - 1, STEPS]
+    let_die(client, (1, after))
+    call = Call(client=client)
+    found = call.run(message, inputs)
+    assert relative_error(found["samples"], wanted["samples"]) < 0.2
+    assert call.steps == list(range(1, STEPS + 1))
+    (said,) = call.said
+    assert ", where the step cache begins anew, since rank 1" in said
+    forecasts, calls = found[FORECASTS].tolist()
+    assert STEPS - after <= calls <= STEPS - after + 1
+    assert 0 < forecasts < calls // 2
+    assert torch.equal(client.call(message, inputs)["samples"], wanted["samples"])
 
 
 def test_a_forward_is_asked_again(client: Client, path: str) -> None:

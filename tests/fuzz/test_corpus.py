@@ -27,6 +27,7 @@ READERS = (
     "protocol.messages",
     "protocol.model_spec",
     "protocol.rank_control",
+    "step_cache.settings",
     "supervisor.request_queue",
 )
 """The modules of ``parallel_backend`` that refuse what they read."""
@@ -36,6 +37,7 @@ OTHER_FUNCTIONS = {
     "parse": "reads what a user writes into a node",
     "_parse_value": "reads what a user writes into a node",
     "parse_balance": "reads what a user writes into a node",
+    "preset": "takes a name that a node offers",
     "add": "refuses by the length of the queue",
     "recv_header": "waits on a socket",
     "flush": "refuses to wait for a peer that does not read",

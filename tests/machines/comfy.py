@@ -60,7 +60,7 @@ class Comfy:
 
 def prompt(kind: str, variant: str, devices: str, *, lora: bool, steps: int = 6) -> Prompt:
     """An example workflow with these devices, which also saves its latent; with a LoRA if it is asked for."""
-    found = workflows.api(f"text to {kind} ({variant})")
+    found = workflows.api(f"Included model, text to {kind} ({variant})")
     found["1"]["inputs"]["devices"] = devices
     found["5"]["inputs"]["steps"] = steps
     found["90"] = {"class_type": "SaveLatent", "inputs": {"samples": ["5", 0], "filename_prefix": "latent"}}

@@ -114,6 +114,12 @@ def limit_memory(rank: int, limit: int | None) -> None:
     os.environ[env.MEMORY_LIMIT.name] = "" if limit is None else str(limit)
 
 
+def limit_memory_of(rank: int, limited: int, limit: int) -> None:
+    """Limit the memory of one rank."""
+    if rank == limited:
+        limit_memory(rank, limit)
+
+
 def stream_all(rank: int, on: bool) -> None:
     """Let all blocks stream, whatever the memory; or as it is decided."""
     vars(loaded_transformers)["decide"] = (lambda claims, *_, **__: [0] * len(claims)) if on else decide

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from parallel_backend.checkpoint.weight_headers import read_file, weights_under
 from parallel_backend.families.shared.patchify import pad_to_patch
 from parallel_backend.interfaces.tensor_cuts import local_ranges
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.layout.partition import Partition
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 from tests.support import compressed
@@ -126,7 +128,8 @@ def widening(weight, together, ranks):
     Of 512 columns in 4 heads, 3 ranks use 256, 128 and 128, and hold 256 each in blocks of 256.
     """
     columns, unit = weight.shape[1], weight.compression.unit if weight.compression else 1
-    parts = [part for rank in range(ranks) for part in local_ranges(((columns // together, together),), ranks, rank)]
+    segments, shares = ((columns // together, together),), partial(Partition.even, parts=ranks)
+    parts = [part for rank in range(ranks) for part in local_ranges(segments, shares, rank)]
     return sum(-(-part.stop // unit) * unit - part.start // unit * unit for part in parts) / columns
 
 

@@ -60,6 +60,16 @@ def test_unlike_prompts_equal_one_process(pools, folders, branches, layout):
             assert requests.relative_error(answers[0]["tensors"][str(i)], stock(inputs)) <= 1e-5
 
 
+@pytest.mark.parametrize("name", ["mask", "sound_mask"])
+def test_labels_beyond_their_levels_are_refused(pools, folders, branches, name):
+    broken = {**branches[1], f"{name}_labels": branches[1][f"{name}_labels"].clone()}
+    broken[f"{name}_labels"][1, 4] = 10
+    message = Forward(model=requests.spec(folders(NAME, "t2v"), "ulysses=2"), branches=2)
+    answers = pools(2).run(driver.handle, message, examples.branches([branches[0], broken]))
+    sentence = f"InvalidRequest: 1.{name}_labels holds 10, and 1.{name}_levels knows 0 to 9"
+    assert [answer["error"] for answer in answers] == [sentence] * 2
+
+
 def test_what_a_prompt_has_shows(branches):
     results = [stock(inputs) for inputs in branches]
     assert differs(results[0], results[2])

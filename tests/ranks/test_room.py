@@ -187,6 +187,23 @@ def test_auto_lets_the_ranks_share_weights_that_fit_no_device(pools, checkpoints
         assert loads(answers, path) == [1, 1]
 
 
+def test_auto_gives_a_device_with_less_room_less_of_the_weights(pools, checkpoints, limit):
+    """Half of the weights do not fit on the second, which has less than half of the first's room, and all nowhere."""
+    sizes = tiny.Tiny(heads=4, layers=12, seed=12)
+    path = checkpoints(heads=4, layers=12, seed=12)
+    (whole, _), work = sizes_of(sizes), 2 * forward_work(path)
+    limit(4 * whole // 5 + work)
+    pools(2).run(driver.limit_memory_of, 1, 7 * whole // 20 + work)
+    answers = pools(2).run(driver.handle, *requests.sample(requests.spec(path), Case()))
+    assert [answer["error"] for answer in answers] == [None, None]
+    assert requests.relative_error(answers[0]["tensors"]["samples"], requests.stock_sample(sizes, Case())) <= 1e-5
+    layout = layout_of(answers[0], path)
+    assert layout.tensor == 2
+    assert layout.balance[0] == 1 > layout.balance[1]
+    (note,) = {model.note for model in answers[0]["models"] if model.path == str(path)}
+    assert note.startswith("less than an even share of 50% for rank 1: ")
+
+
 def test_steps_with_and_without_guidance_take_turns_without_a_load_each(pools, checkpoints, limit):
     """Four ranks share the weights in pairs for two branches, and all together for one. Later all do so for both."""
     sizes = tiny.Tiny(heads=2, layers=20, seed=8)

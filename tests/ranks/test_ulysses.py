@@ -28,7 +28,8 @@ def decided(halved):
 
 def attended(rank, heads, tokens, batch, key_heads=None):
     """Attend with both exchanges, whole and by halves; return the results, and the bytes that each sent."""
-    axis, found = driver.mesh(rank, f"ulysses={len(tokens)}").axes["ulysses"], []
+    mesh, found = driver.mesh(rank, f"ulysses={len(tokens)}"), []
+    axis = mesh.axes["ulysses"]
     generator = torch.Generator().manual_seed(rank)
     counts = (heads, key_heads or heads, key_heads or heads)
     qkv = [torch.randn(batch, tokens[rank], count, 4, generator=generator).transpose(1, 2) for count in counts]
@@ -41,7 +42,7 @@ def attended(rank, heads, tokens, batch, key_heads=None):
         return (query * weight).cumsum(2) + key.flip(2) * value
 
     for gloo, halved in ((True, False), (False, False), (True, True), (False, True)):
-        attend = UlyssesAttention(replace(axis, gloo=gloo), Partition(tokens), inner, decided(halved))
+        attend = UlyssesAttention(replace(axis, gloo=gloo), Partition(tokens), mesh.split, inner, decided(halved))
         with SentBytes() as sent:
             out = attend(*qkv, scale=None, sample=None)
         found.append((out, sent.total))
@@ -96,7 +97,7 @@ def test_ranks_of_a_ring_that_exchange_heads_apart_go_the_same_way(pools):
 
 def kept_during_attention(rank, tokens):
     """Whether the packed queries, keys and values that a rank sends take memory while it attends."""
-    axis, sent = driver.mesh(rank, "ulysses=2").axes["ulysses"], []
+    mesh, sent = driver.mesh(rank, "ulysses=2"), []
 
     def start(values, *others):
         sent.append(StorageWeakRef(values.untyped_storage()))
@@ -107,7 +108,7 @@ def kept_during_attention(rank, tokens):
         return query
 
     alive: list[bool] = []
-    attend = UlyssesAttention(axis, Partition.even(tokens, 2), inner)
+    attend = UlyssesAttention(mesh.axes["ulysses"], Partition.even(tokens, 2), mesh.split, inner)
     local = Partition.even(tokens, 2).sizes[rank]
     with mock.patch.object(ulysses, "start_all_to_all", start):
         attend(*(torch.zeros(1, 4, local, 8) for _ in range(3)), scale=None, sample=None)

@@ -26,6 +26,8 @@ SMALL = {2: (3, 7, 4), 3: (3, 17, 3), 4: (3, 7, 3)}
 """Latent sizes (frames, rows, columns) by the number of ranks; image VAEs take no frames. On two ranks, at 8 pixels per
 latent row, rank 0 has enough rows to compute edges separately, and rank 1 has not."""
 IMAGE_KINDS = ("image", "flux2")
+OWN_TILES = ("minimax_h3",)
+"""VAEs whose own tiles the ranks take in turn."""
 
 
 def ask(pools, folder, asked, *, ranks=None, function=driver.handle, **options):
@@ -74,6 +76,24 @@ def test_few_chunks_are_split_by_rows(pools, tmp_path):
 def test_rows_equal_diffusers(pools, tmp_path, kind, ranks, encode):
     size = SMALL[ranks][1:] if kind in IMAGE_KINDS else SMALL[ranks]
     check(pools, tmp_path, VaeCase(kind=kind, ranks=ranks, encode=encode, width=NARROW, size=size))
+
+
+@pytest.mark.parametrize(
+    ("kind", "balance", "encode"),
+    [
+        *((kind, (2.0, 1.0), False) for kind in KINDS),
+        *((kind, (1.0, 1.0, 0.5), encode) for kind in ("image", "wan22", "cogvideox") for encode in (False, True)),
+        ("image", (1000.0, 1.0, 1.0), False),
+    ],
+)
+def test_rows_shared_by_speed_equal_diffusers(pools, tmp_path, kind, balance, encode):
+    """Each rank has at least one row, whatever its speed."""
+    ranks = len(balance)
+    size = SMALL[ranks][1:] if kind in IMAGE_KINDS else SMALL[ranks]
+    case = VaeCase(kind=kind, ranks=ranks, encode=encode, width=NARROW, size=size, balance=balance)
+    even, unequal = (VaeComparison(each, tmp_path).formula() for each in (replace(case, balance=()), case))
+    assert even != unequal or kind in OWN_TILES
+    check(pools, tmp_path, case)
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,12 @@ def attend(rank, layout, keys, dtype, masked):
     q, k, v = (
         3 * torch.randn(BATCH, HEADS, count, SIZE, generator=generator).to(dtype) for count in (QUERIES, keys, keys)
     )
-    split = TokenSplit.even({IMAGE: keys, AUDIO: QUERIES}, driver.mesh(rank, layout).sequence, {AUDIO})
+    mesh = driver.mesh(rank, layout)
+    split = TokenSplit.even({IMAGE: keys, AUDIO: QUERIES}, mesh.sequence, {AUDIO})
     mask = torch.rand(BATCH, keys, generator=generator) < 0.5
     mask[:, -1] = True  # the last alone, for a sample: other ranks have no key for it
     mask[0, :-1] = False
-    chain = attention_chain.whole_queries(split, (IMAGE,), {IMAGE: mask} if masked else {}, KERNELS["sdpa"])
+    chain = attention_chain.whole_queries(mesh, split, (IMAGE,), {IMAGE: mask} if masked else {}, KERNELS["sdpa"])
     (part,) = split.streams[IMAGE].of(rank)
     padding = torch.full((BATCH, HEADS, part.start == part.stop, SIZE), 100.0, dtype=dtype)
     local = [torch.cat([each[:, :, part], padding], dim=2) for each in (k, v)]

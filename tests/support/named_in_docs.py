@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = (
     "nodes", "parallel_backend", "lab", "scripts", "tests", "training", "docs", "web", "locales", "checkpoints",
     "workflows",
+    "subgraphs",
 )  # fmt: skip
 """Those of the checkout whose files documentation names."""
 COMFYUIS = "comfy/"

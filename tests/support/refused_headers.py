@@ -109,6 +109,7 @@ _MODELS: Refused = {
     "long_path": (_model(path="x" * 5000), PATH),
     "adapter": (_text(adapters=[{"path": "a\0", "id": "a", "strength": 1.0}]), PATH),
     "overlay": (_text(overlay={"path": "a\0", "id": "a"}), PATH),
+    "step_cache": (header("Forward", {"model": MODEL, "branches": 1, "cache": {"interval": 0}}), "1 to 16 works"),
     "many_devices": (_devices(indices=[0] * 65), "65 devices are more than 64"),
     "device": (_devices(indices=[-1]), "the number of a device is from 0 to 1023"),
     "hosts": (_devices(hosts=["", "b", "b"]), "the devices need one host each"),
@@ -125,7 +126,7 @@ _LAYOUTS: Refused = {
     "stale": (_layout(stale="x"), "leave it out to stay exact"),
     "speed": (_layout(pipe=2, balance=[0.0, 1.0]), "balance"),
     "combination": (_layout(shard_weights=True), "shares the weights among the ranks that split tokens"),
-    "balance": (_layout(ulysses=2, balance=[1.0, 2.0]), "leave it out, or raise pipe"),
+    "balance": (_layout(cfg=2, balance=[1.0, 2.0]), "leave it out, or raise ulysses"),
     "speeds": (_layout(pipe=2, balance=[1.0]), "balance"),
 }
 HEADERS: Refused = _JSON | _SHAPES | _NAMES | _MODELS | _LAYOUTS

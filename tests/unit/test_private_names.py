@@ -54,6 +54,7 @@ class Use:
         return f"{library} {importlib.metadata.version(library)}"
 
 
+WORK = "parallel_backend/planner/work.py"
 BYTES = "parallel_backend/distributed/sent_bytes.py parallel_backend/machines/ranks/crossing_bytes.py"
 CONVERTERS = tuple(
     Use(f"diffusers.loaders.single_file_utils.{name}", file.relative_to(ROOT).as_posix(), "checkpoint")
@@ -101,9 +102,9 @@ USES = (
         "query, key, value, attn_bias, *, compute_log_sumexp, scale"),
     Use("torch.ops.aten._scaled_dot_product_flash_attention", OPERATORS, "query, key, value, *, scale"),
     Use("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", KERNELS, "query, key, value, *, scale"),
-    Use("torch.utils._python_dispatch.TorchDispatchMode", BYTES),
-    Use("torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__", BYTES, "func, types, args, kwargs",
-        overridden=True),
+    Use("torch.utils._python_dispatch.TorchDispatchMode", f"{BYTES} {WORK}"),
+    Use("torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__", f"{BYTES} {WORK}",
+        "func, types, args, kwargs", overridden=True),
     Use("diffusers.AutoencoderKLMiniMaxH3._decode_clip", STOCK, "z"),
     Use("diffusers.Flux2Pipeline._patchify_latents", STOCK, "latents"),
     Use("diffusers.Flux2Pipeline._unpatchify_latents", STOCK, "latents"),

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OURS_ALONE = ("lab", "scripts", "tests", "training")
-NEEDED = ("nodes", "parallel_backend", "web", "locales", "workflows", "checkpoints")
+NEEDED = ("nodes", "parallel_backend", "web", "locales", "workflows", "subgraphs", "checkpoints")
 """What ComfyUI, the nodes and ``python -m parallel_backend`` import and show."""
 IMPORTED = """
 import sys

@@ -58,14 +58,22 @@ def test_a_module_is_small_says_what_it_is_and_stays_here(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["main", "nodeDefs", "commands", "settings"])
-def test_both_languages_of_comfyui_have_the_same_keys(name: str) -> None:
+def test_english_and_chinese_have_the_same_keys(name: str) -> None:
+    assert locale_keys("en", name) == locale_keys("zh", name)
+
+
+@pytest.mark.parametrize("language", ["ja", "ko"])
+def test_other_languages_have_names_and_tooltips_of_all_nodes(language: str) -> None:
+    assert locale_keys(language, "nodeDefs") == locale_keys("en", "nodeDefs")
+
+
+def locale_keys(language: str, name: str) -> set[str]:
     def keys(value: object, path: str = "") -> set[str]:
         if not isinstance(value, dict):
             return {path}
         return {found for key, inner in value.items() for found in keys(inner, f"{path}/{key}")}
 
-    english, chinese = (json.loads((ROOT / "locales" / each / f"{name}.json").read_text()) for each in ("en", "zh"))
-    assert keys(english) == keys(chinese)
+    return keys(json.loads((ROOT / "locales" / language / f"{name}.json").read_text(encoding="utf-8")))
 
 
 def test_the_locales_name_every_setting_and_command() -> None:

@@ -20,20 +20,20 @@ export async function meet(makeParallel) {
   if (app.extensionManager.setting.get(MET.id)) return;
   const found = await ask("devices").catch(() => null);
   if (!found) return;
-  const several = found.gpus.length > 1;
+  const several = found.gpus.length > 1 || found.processes > 1;
   const close = () => {
     notice.remove();
     void app.extensionManager.setting.set(MET.id, true);
   };
   const doing = (/** @type {string} */ text, /** @type {() => void} */ act) =>
-    element("button", { type: "button", class: "pdit-button", click: () => (close(), act()) }, t(text));
-  const offers = several
-    ? [doing("button.parallel", makeParallel), doing("contact.templates", browseTemplates)]
-    : [doing("contact.templates", browseTemplates)];
+    element("button", { type: "button", class: "pdit-button", click: act }, t(text));
+  const parallel = doing("button.parallel", () => (close(), makeParallel()));
+  // Stays open: Make parallel is for the workflow that comes of it.
+  const templates = doing("contact.templates", browseTemplates);
   const notice = element("section", { class: "pdit-contact", role: "status", "aria-label": t("title") },
     element("strong", {}, t("title")),
     element("p", {}, sentence(found)),
-    element("div", { class: "pdit-buttons" }, ...offers, doing("contact.close", () => {})));
+    element("div", { class: "pdit-buttons" }, ...(several ? [parallel, templates] : [templates]), doing("contact.close", close)));
   document.body.append(notice);
 }
 

@@ -11,8 +11,8 @@ from parallel_backend.attention.kernels import KERNELS
 from parallel_backend.denoiser.attention_chain import LocalAttention
 from parallel_backend.distributed.collectives import Work, all_gather, start_exchange, wait_all
 from parallel_backend.distributed.mesh import Axis
-from parallel_backend.layout.head_split import HeadSplit
-from parallel_backend.layout.partition import Partition
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.layout.split import Split
 from parallel_backend.strategies.ulysses import UlyssesAttention, place
 
 HEAD_DIM = 128
@@ -29,9 +29,10 @@ class Layer:
         ranks, rank, width = dist.get_world_size(), dist.get_rank(), heads * HEAD_DIM
         gloo = dist.get_backend() == "gloo"
         self.axis = Axis(name="ulysses", ranks=tuple(range(ranks)), index=rank, group=dist.group.WORLD, gloo=gloo)
-        self.tokens, self.heads = Partition.even(tokens, ranks), HeadSplit.even(heads, heads, ranks)
+        split = Split.of(ParallelLayout(ulysses=ranks))
+        self.tokens, self.heads = split.tokens(tokens), split.heads(heads, heads)
         self._attend = partial(LocalAttention(KERNELS["sdpa"], None), scale=None, sample=None)
-        self.ulysses = UlyssesAttention(self.axis, self.tokens, self._attend)
+        self.ulysses = UlyssesAttention(self.axis, self.tokens, split, self._attend)
         generator = torch.Generator().manual_seed(0)
         self.whole = torch.randn(1, tokens, width, generator=generator).to(device)
         self.local = self.whole[:, self.tokens.slice(rank)].contiguous()

@@ -13,9 +13,19 @@ SHARDED = tuple(f"{axis}={ranks} shard_weights" for axis, ranks in (("ulysses", 
 WITH_CFG = ("cfg=2", "data=2 cfg=2")
 PAIRS = ("ring=2 ulysses=2", "cfg=2 ulysses=2", "cfg=2 ring=2", "tensor=2 ulysses=2")
 TRIPLES = ("cfg=2 ring=2 ulysses=2", "cfg=2 tensor=2 ulysses=2", "tensor=2 ring=2 ulysses=2")
+UNEQUAL = ("ulysses=3 balance=1:1:0.5", "ring=3 balance=1:1:0.5", "tensor=3 balance=1:1:0.5/2:1:1")
+"""Layouts whose ranks get unequal shares."""
 IN_THREES = ("flux", "wan", "sd3", "hunyuan_video")
 """Families that also run on the eight ranks of ``TRIPLES``."""
-WITHIN_FRAMES = ("dsp=2", "dsp=3", "dsp=4", "cfg=2 dsp=2", "data=2 dsp=2", "dsp=3 shard_weights")
+WITHIN_FRAMES = (
+    "dsp=2",
+    "dsp=3",
+    "dsp=4",
+    "cfg=2 dsp=2",
+    "data=2 dsp=2",
+    "dsp=3 shard_weights",
+    "dsp=3 balance=1:1:0.5",
+)
 """Layouts of families whose frames attend only to themselves."""
 FEW = (("ring=3", 1), ("tensor=2 ulysses=2", 1), ("tensor=2 ring=2", 2))
 """Layouts that run with one image token and, if a variant allows it, this many text tokens: some ranks have none."""
@@ -68,6 +78,7 @@ def every() -> Iterator[Cell]:
         yield from _cells(class_name, name, layouts)
         yield from _even_cells(class_name, name, layouts)
         yield from few_cells(class_name, name, FEW)
+        yield from _cells(class_name, name, UNEQUAL)
         yield from frame_cells(class_name, name)
     yield from named()
 

@@ -25,6 +25,7 @@ from parallel_backend.client.client import Client
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.distributed.device_memory import in_use
 from parallel_backend.families.registry import family_of
+from parallel_backend.interfaces.input_shapes import input_shapes
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.model_spec import Devices
 from parallel_backend.verify import examples
@@ -195,7 +196,7 @@ class _Ranks:
 def _write(folder: Path, model: LargeModel) -> _SavedModel:
     family = family_of(model.class_name)
     variant = examples.variant(model.class_name, model.variant)
-    shapes = examples.input_shapes(family, model.config, variant.inputs, batch=1, size=model.size, text=model.text)
+    shapes = input_shapes(family, model.config, variant.inputs, batch=1, size=model.size, text=model.text)
     inputs, module = examples.fill(shapes, seed=0), examples.random_module(model.class_name, model.config)
     examples.write_checkpoint(folder, module)
     with torch.no_grad():

@@ -123,7 +123,7 @@ def measure(
     Raises:
         InvalidRequest: a package is not installed.
     """
-    _check_installed()
+    check_installed()
     sampler = PictureSampler(client, devices)
     log(str(ParallelLayout()))
     exact = sampler.generate(ParallelLayout())
@@ -187,7 +187,7 @@ def _compare(
         approximation=layout.approximation,
         warmup=layout.warmup,
         pairs=len(pairs),
-        psnr=statistics.fmean(_psnr(reference, picture) for reference, picture in pairs),
+        psnr=statistics.fmean(psnr(reference, picture) for reference, picture in pairs),
         ssim=statistics.fmean(
             structural_similarity(
                 reference, picture, channel_axis=-1, data_range=1.0, gaussian_weights=True, sigma=1.5,
@@ -200,7 +200,8 @@ def _compare(
     )  # fmt: skip
 
 
-def _psnr(reference: Pictures, picture: Pictures) -> float:
+def psnr(reference: Pictures, picture: Pictures) -> float:
+    """Return how close a picture or a clip is to another, in dB."""
     error = float(np.mean((reference.astype(np.float64) - picture) ** 2))
     return _IDENTICAL if error == 0 else min(_IDENTICAL, -10 * float(np.log10(error)))
 
@@ -217,7 +218,12 @@ def _hits(sampler: PictureSampler, generated: Sequence[Pictures]) -> npt.NDArray
     return np.array(shares)
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
+    """Check that packages are there that the product does not need.
+
+    Raises:
+        InvalidRequest: one is not.
+    """
     try:
         import scipy  # noqa: F401
         import skimage  # noqa: F401

@@ -19,7 +19,8 @@ from parallel_backend.client.client import Client
 from parallel_backend.client.devices import choose_devices
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.layout.partition import Partition
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.layout.split import Split
 from parallel_backend.loading import load
 from parallel_backend.protocol.messages import Decode, Encode
 from parallel_backend.protocol.model_spec import DType, ModelSpec
@@ -105,6 +106,7 @@ class VaeCase:
         width: channels of the first level of one of ``KINDS``.
         size: of the latent; None for ``PICTURE`` or ``VIDEO``.
         dtype: that the ranks compute in.
+        balance: the ranks' speeds, by which they share rows; empty for even shares.
     """
 
     kind: str
@@ -114,6 +116,12 @@ class VaeCase:
     width: int = kinds.WIDTH
     size: tuple[int, ...] | None = None
     dtype: DType = "float32"
+    balance: tuple[float, ...] = ()
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """The layout whose ranks share the rows."""
+        return ParallelLayout(ring=self.ranks, balance=self.balance)
 
 
 def compare(asked: VaeCase) -> Report:
@@ -185,9 +193,10 @@ class VaeComparison:
         except Unsplittable as reason:
             raise InvalidRequest(f"{self.asked.kind} cannot be split; it runs on one rank: {reason}") from reason
         height = self._size()[-2]
-        cut = Partition.even(height, min(self.asked.ranks, height))
+        cut = Split.of(self.asked.layout).rows(height, min(self.asked.ranks, height))
         chunks = Chunks.of(self.vae, source.shape, encode=self.asked.encode)
-        if len(cut.sizes) == self.asked.ranks and chunks.keep_busy(self.asked.ranks):
+        alike = len(set(self.asked.balance)) < 2
+        if len(cut.sizes) == self.asked.ranks and alike and chunks.keep_busy(self.asked.ranks):
             return tuple(chunks.bytes_sent(rank, self.asked.ranks, source, result) for rank in range(self.asked.ranks))
         shared = (source, result, module.dtype.itemsize, len(ticks))
         return tuple(formula.bytes_sent(calls, cut, rank, *shared) for rank in range(len(cut.sizes)))
@@ -247,10 +256,12 @@ class VaeComparison:
         operation = "encode" if self.asked.encode else "decode"
         size = "x".join(map(str, self._size()))
         dtype = "" if self.asked.dtype == "float32" else f", {self.asked.dtype}"
-        return f"{self.asked.kind}, {operation}, latent {size}, {self.asked.ranks} ranks{dtype}"
+        ranks = f"{self.asked.ranks} ranks" + (f" of speeds {self.asked.balance}" if self.asked.balance else "")
+        return f"{self.asked.kind}, {operation}, latent {size}, {ranks}{dtype}"
 
     def _request(self, path: Path) -> tuple[Decode | Encode, dict[str, Tensor]]:
-        spec = ModelSpec(path=str(path), devices=self.devices, dtype="float32")
+        layout = self.asked.layout if self.asked.balance else None
+        spec = ModelSpec(path=str(path), devices=self.devices, dtype="float32", layout=layout)
         if self.asked.encode:
             return Encode(model=spec, dtype=self.asked.dtype, measure="bytes"), {"pixels": self._pixels()}
         generator = torch.Generator().manual_seed(1)

@@ -28,6 +28,9 @@ PAIRS = (
 )  # fmt: skip
 """Inputs of which none goes without the other."""
 
+LEVELS = {MASK_LABELS: MASK_LEVELS, SOUND_MASK_LABELS: SOUND_MASK_LEVELS}
+"""Inputs of indices, and what they are indices into."""
+
 AXES, EARS = 3, 2
 """Numbers in a position (time, row, column), and channels of the sound."""
 

@@ -62,6 +62,7 @@ class MiniMaxH3(Family):
     float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = (rows.TEXT, rows.VIDEO_IDS, rows.SOUND_IDS)
     optional: ClassVar[tuple[str, ...]] = rows.OPTIONAL
+    levels: ClassVar[Mapping[str, str]] = rows.LEVELS
 
     @staticmethod
     def _describe(config: Mapping[str, Any]) -> Geometry:

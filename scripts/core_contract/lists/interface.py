@@ -4,11 +4,12 @@ from scripts.core_contract.entry import core_module
 from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 
 LOADER, SAMPLER, LAYOUT, VAE = "nodes/loader.py", "nodes/sampler.py", "nodes/layout.py", "nodes/vae.py"
+CACHE = "nodes/cache.py"
 CLASS_LABEL, CONNECTION, PREVIEWS = "nodes/class_label.py", "nodes/backend/connection.py", "nodes/remote/previews.py"
 PREFLIGHT, CHECKPOINTS = "nodes/remote/preflight.py", "nodes/backend/checkpoints.py"
 OPEN_SORA2 = " ".join(f"nodes/open_sora2/{name}.py" for name in ("guider", "prompt", "times", "video"))
 OPEN_SORA1 = " ".join(f"nodes/open_sora1/{name}.py" for name in ("prompt", "video"))
-NODES = f"{LOADER} {SAMPLER} {LAYOUT} {VAE} {CLASS_LABEL} {OPEN_SORA1} {OPEN_SORA2}"
+NODES = f"{LOADER} {SAMPLER} {LAYOUT} {VAE} {CLASS_LABEL} {CACHE} {OPEN_SORA1} {OPEN_SORA2}"
 CHECKED = f"{LOADER} nodes/model.py {VAE}"
 PACKS = "nodes/backend/packs.py"
 ROUTES, PAGE, GUARD = "nodes/panel/routes.py", "nodes/backend/page.py", "nodes/panel/guard.py"
@@ -27,6 +28,11 @@ ENTRIES = (
         Overrides("ComfyNode.execute(**kwargs)", by=NODES, why="every node's work"),
         Overrides("ComfyNode.validate_inputs(**kwargs)", by=f"{LOADER} {LAYOUT}", why="refusals when queued"),
         Overrides("ComfyNode.fingerprint_inputs(**kwargs)", by=LOADER, why="files of a model that change"),
+    ),
+    *core_module(
+        "execution",
+        Mentions("execute", "extra_data", by="nodes/picture_metadata.py", why="the metadata of the running prompt"),
+        Mentions("", "extra_pnginfo", by="nodes/picture_metadata.py", why="where it is in there"),
     ),
     *core_module(
         "folder_paths",

@@ -32,6 +32,9 @@ ENTRIES = (
         Node("ConditioningZeroOut", "conditioning", by=WORKFLOWS, why="no negative prompt"),
         Node("VAEDecode", "samples vae", by=WORKFLOWS, why="native decoding"),
         Node("SaveImage", "filename_prefix images", by=WORKFLOWS, why="the image"),
+        Node("CheckpointLoaderSimple", "ckpt_name", by=WORKFLOWS, why="a checkpoint's file"),
+        Node("LoadImage", "image", by=WORKFLOWS, why="a picture to edit, or to begin with"),
+        Node("VAEEncode", "pixels vae", by=WORKFLOWS, why="a picture to edit"),
         Mentions(
             "common_ksampler",
             "downscale_ratio_spacial downscale_ratio_temporal",
@@ -61,10 +64,62 @@ ENTRIES = (
         Node("KSamplerSelect", "sampler_name", by=WORKFLOWS, why="a sampler for a guider"),
         Node("BasicScheduler", "model scheduler steps denoise", by=WORKFLOWS, why="the sigmas of a sampler"),
         Node("SamplerCustomAdvanced", "noise guider sampler sigmas latent_image", by=WORKFLOWS, why="runs a guider"),
+        Node("CFGGuider", "model positive negative cfg", by=WORKFLOWS, why="two prompts"),
+        Node("ManualSigmas", "sigmas", by=WORKFLOWS, why="the sigmas of a distilled model"),
     ),
     *core_module(
         "comfy_extras.nodes_flux",
         Node("FluxGuidance", "conditioning guidance", by=WORKFLOWS, why="the guidance of Flux"),
+        Node("EmptyFlux2LatentImage", "width height batch_size", by=WORKFLOWS, why="an empty latent"),
+        Node("Flux2Scheduler", "steps width height", by=WORKFLOWS, why="the sigmas of Flux.2"),
+        Node("FluxKontextImageScale", "image", by=WORKFLOWS, why="a picture to edit, in a size that the model knows"),
+        Node(
+            "FluxKontextMultiReferenceLatentMethod",
+            "conditioning reference_latents_method",
+            by=WORKFLOWS,
+            why="the place of a picture to edit",
+        ),
+    ),
+    *core_module(
+        "comfy_extras.nodes_edit_model",
+        Node("ReferenceLatent", "conditioning latent", by=WORKFLOWS, why="a picture to edit"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_qwen",
+        Node("TextEncodeQwenImageEditPlus", "clip prompt vae image1", by=WORKFLOWS, why="a picture and what to change"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_cfg",
+        Node("CFGNorm", "model strength", by=WORKFLOWS, why="guidance of the length that the prompt alone has"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_wan",
+        Node(
+            "WanImageToVideo",
+            "width height length batch_size positive negative vae start_image",
+            by=WORKFLOWS,
+            why="a first frame",
+        ),
+    ),
+    *core_module(
+        "comfy_extras.nodes_lt",
+        Node("EmptyLTXVLatentVideo", "width height length batch_size", by=WORKFLOWS, why="an empty latent"),
+        Node("LTXVConditioning", "positive negative frame_rate", by=WORKFLOWS, why="the frame rate"),
+        Node("LTXVConcatAVLatent", "video_latent audio_latent", by=WORKFLOWS, why="picture and sound together"),
+        Node("LTXVSeparateAVLatent", "av_latent", by=WORKFLOWS, why="picture and sound apart"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_lt_audio",
+        Node(
+            "LTXAVTextEncoderLoader",
+            "text_encoder ckpt_name device",
+            by=WORKFLOWS,
+            why="a text encoder's file",
+            since=(0, 27, 0),
+        ),
+        Node("LTXVAudioVAELoader", "ckpt_name", by=WORKFLOWS, why="the VAE of sound in a checkpoint"),
+        Node("LTXVEmptyLatentAudio", "frames_number frame_rate batch_size audio_vae", by=WORKFLOWS, why="silence"),
+        Node("LTXVAudioVAEDecode", "samples audio_vae", by=WORKFLOWS, why="the sound of a video"),
     ),
     *core_module(
         "comfy_extras.nodes_video",

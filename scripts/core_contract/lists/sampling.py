@@ -7,6 +7,7 @@ NODE, SAMPLER, LOOP = "nodes/sampler.py", "nodes/remote/backend_sampler.py", "no
 PATCHER, MODEL, STEP, ADDED = (
     f"nodes/remote/{name}.py" for name in ("patcher", "transformer", "recorded_step", "added_to_steps")
 )
+CACHE = "nodes/remote/step_cache.py"
 REFUSALS, CUSTOM_MODEL, CHOICE = (
     f"nodes/bridges/{name}.py" for name in ("refusals", "custom_model", "attention_choice")
 )
@@ -109,6 +110,13 @@ ENTRIES = (
             by=STEP,
             why="left out of the recorded pass",
         ),
+        Mentions("_calc_cond_batch", "sigmas", by=CACHE, why="the time of a call"),
+        Mentions(
+            "",
+            "context_handler model_function_wrapper sampler_calc_cond_batch_function",
+            by=CACHE,
+            why="nodes that call the model for parts of the latent",
+        ),
         Mentions("_calc_cond_batch", "cond_or_uncond", by=MODEL, why="which branches a call batches"),
         Mentions("sampling_function", "disable_cfg1_optimization", by=f"{PATCHER} {ADDED}", why="prompts at cfg 1"),
         Mentions("get_area_and_mult", "area mask hooks", by=REFUSALS, why="conditioning that changes over the picture"),
@@ -129,6 +137,10 @@ ENTRIES = (
     *core_module(
         "comfy_extras.nodes_advanced_samplers",
         Has("", "sample_euler_pp", by=PATCHER, why="names of CFG++ samplers", word="euler_pp"),
+    ),
+    *core_module(
+        "comfy_extras.nodes_easycache",
+        Mentions("", "easycache", by=CACHE, why="core's own step caches"),
     ),
     *core_module(
         "comfy.sampler_helpers",

@@ -13,6 +13,7 @@ from parallel_backend.protocol.hosts import HostInfo, JoinHost, OpenStore, Store
 from parallel_backend.protocol.model_spec import Adapter, Devices, ModelSpec, Overlay
 from parallel_backend.protocol.origin import Origin
 from parallel_backend.protocol.status import LoadedModel, RankStatus, SpareStatus, Status, StatusQuery, Work
+from parallel_backend.step_cache.settings import StepCache
 from tests.support.refused_headers import HEADERS, PREFIXES, REQUESTS, header
 
 Seeds = dict[str, bytes]
@@ -37,7 +38,9 @@ STATUS = Status(
 X = TensorMeta(name="x", dtype="float32", shape=(1, 2))
 GOOD: tuple[Any, ...] = (
     messages.Forward(model=SPEC, request_id="a", branches=2, skipped=((1,), ()), adapters=((ADAPTER,), ())),
-    messages.Sample(model=SPEC, request_id="a", branches=1, sampler="euler", cfg=1.5, overlay=OVERLAY),
+    messages.Sample(
+        model=SPEC, request_id="a", branches=1, sampler="euler", cfg=1.5, overlay=OVERLAY, cache=StepCache(interval=2)
+    ),
     messages.EncodeText(model=CPU, request_id="a", adapters=(ADAPTER,)),
     messages.Decode(model=CPU, request_id="a", tile=8, origin=Origin(prompt="p", node="3")),
     messages.Encode(model=CPU, request_id="a", dtype="bfloat16"),

@@ -322,12 +322,29 @@ def _dtype(native: Any) -> torch.dtype:
     return dtype
 
 
-def image_weights() -> Weights:
-    """Return the kind of Flux, as wide as ComfyUI's own class for it."""
-    widths = {"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "latent_channels": 16}
-    theirs = diffusers.AutoencoderKL(**(IMAGE | widths), use_quant_conv=False, use_post_quant_conv=False)
+PUBLISHED_WIDTHS = {"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2}
+"""Those of ComfyUI's own classes, which do not follow a file."""
+
+
+def _wide(theirs: Any) -> Weights:
     weights: Weights = comfy.diffusers_convert.convert_vae_state_dict(randomize(theirs).state_dict())
     return weights
+
+
+def image_weights() -> Weights:
+    """Return the kind of Flux, as wide as ComfyUI's own class for it."""
+    widths = IMAGE | PUBLISHED_WIDTHS | {"latent_channels": 16}
+    return _wide(diffusers.AutoencoderKL(**widths, use_quant_conv=False, use_post_quant_conv=False))
+
+
+def flux2_weights() -> Weights:
+    """Return the kind of Flux.2, as wide as ComfyUI's own class for it."""
+    return _wide(diffusers.AutoencoderKLFlux2(**(IMAGE | PUBLISHED_WIDTHS)))
+
+
+def hunyuan_video_weights() -> Weights:
+    """Return the kind of HunyuanVideo, as wide as ComfyUI's own class for it."""
+    return _wide(diffusers.AutoencoderKLHunyuanVideo(**PUBLISHED_WIDTHS, latent_channels=16))
 
 
 def video_weights() -> Weights:

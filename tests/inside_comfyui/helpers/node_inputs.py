@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +10,10 @@ import comfy.controlnet
 import comfy.model_patcher
 import comfy.ops
 import torch
-from helpers.loras import Lora
+from comfy_extras import nodes_lt
+from helpers.scene import Scene
 from natives.case import seeded
 from torch import Tensor
-
-TEMPORAL = {"ltx": 8, "mochi": 6}
-SPATIAL = {"ltx": 32, "flux2": 16}
-"""Frames, and rows or columns of the picture, per latent position, where they are not 4 and 8."""
 
 WHOLE = {"start_percent": 0.0, "end_percent": 1.0}
 VALUES: dict[str, dict[str, Any]] = {
@@ -65,44 +62,13 @@ class UnknownInput(Exception):
     """A node needs an object of a type that ``OBJECTS`` lacks."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """What is sampled.
-
-    Attributes:
-        family: the model's.
-        lora: a LoRA of the family.
-        model: a MODEL.
-        positive: CONDITIONING.
-        negative: CONDITIONING.
-        latent: LATENT.
-    """
-
-    family: str
-    lora: Lora
-    model: Any
-    positive: list[Any]
-    negative: list[Any]
-    latent: dict[str, Any]
-
-    @property
-    def scale(self) -> tuple[int, int]:
-        """Frames, and rows or columns, per latent position."""
-        return TEMPORAL.get(self.family, 4), SPATIAL.get(self.family, 8)
-
-    @property
-    def pixels(self) -> tuple[int, int, int]:
-        """Frames, rows and columns of the latent's picture."""
-        shape, (temporal, spatial) = self.latent["samples"].shape, self.scale
-        frames = (shape[2] - 1) * temporal + 1 if len(shape) == 5 else 1
-        return frames, shape[-2] * spatial, shape[-1] * spatial
-
-
 class FakeVae:
-    """Encodes pictures as random latents of the model's number of channels."""
+    """Encodes pictures as random latents of the model's number of channels, and sounds as those of its sounds."""
+
+    audio_sample_rate = 44100
 
     def __init__(self, scene: Scene) -> None:
-        self._shape, (self._temporal, self._spatial) = scene.latent["samples"].shape, scene.scale
+        self._scene, self._shape, (self._temporal, self._spatial) = scene, scene.picture.shape, scene.scale
         self.latent_channels = self._shape[1]
         self.downscale_index_formula = (self._temporal, self._spatial, self._spatial)
         self.first_stage_model = SimpleNamespace()
@@ -110,12 +76,12 @@ class FakeVae:
     def encode(self, pixels: Tensor) -> Tensor:
         """Return latents of ``[frames, H, W, 3]``, or of sound ``[B, samples, channels]``."""
         if pixels.ndim == 3:
-            return seeded(2)(1, 8, 5, 4)
+            return seeded(2)(*self._scene.sound_shape)
         rows, columns = pixels.shape[-3] // self._spatial, pixels.shape[-2] // self._spatial
         random, channels = seeded(pixels.shape[0]), self._shape[1]
         if len(self._shape) == 4:
             return random(len(pixels), channels, rows, columns)
-        return random(1, channels, (len(pixels) - 1) // self._temporal + 1, rows, columns)
+        return random(1, channels, self._scene.positions(len(pixels)), rows, columns)
 
     def decode(self, latent: Tensor) -> Tensor:
         """Return pixels of a latent."""
@@ -200,7 +166,7 @@ def _uni3c(scene: Scene) -> Any:
 
 OBJECTS: Mapping[str, Callable[[Scene], Any]] = {
     "MODEL": lambda scene: scene.model,
-    "LATENT": lambda scene: {"samples": seeded(9)(*scene.latent["samples"].shape)},
+    "LATENT": lambda scene: {"samples": seeded(9)(*scene.picture.shape)},
     "VAE": FakeVae,
     "CLIP": FakeClip,
     "IMAGE": lambda scene: seeded(8)(*scene.pixels, 3).sigmoid(),
@@ -224,7 +190,10 @@ OBJECTS: Mapping[str, Callable[[Scene], Any]] = {
 }  # fmt: skip
 """Objects by type. Where they hold numbers, these are random."""
 
-OF_NODES: Mapping[tuple[str, str], Callable[[Scene], Any]] = {("WanUni3CControlnetApply", "model_patch"): _uni3c}
+OF_NODES: Mapping[tuple[str, str], Callable[[Scene], Any]] = {
+    ("WanUni3CControlnetApply", "model_patch"): _uni3c,
+    ("MiniMaxH3AddGuide", "latent"): lambda scene: scene.latent,
+}  # fmt: skip
 """Objects for inputs of nodes that take only one kind of a type."""
 
 
@@ -244,9 +213,19 @@ def apply(node: str, kind: Any, scene: Scene) -> Scene:
     for type_name, output in zip(kind.RETURN_TYPES, returned, strict=False):
         if type_name == "CONDITIONING":
             changed["negative" if "positive" in changed else "positive"] = output
-        elif type_name in ("MODEL", "LATENT"):
-            changed[type_name.lower()] = output
+        elif type_name == "MODEL":
+            changed["model"] = output
+        elif type_name == "LATENT":
+            changed["latent"] = _with_sound(output, scene)
     return replace(scene, **changed)
+
+
+def _with_sound(latent: dict[str, Any], scene: Scene) -> dict[str, Any]:
+    """Return a LATENT of a node, joined with the sound as *LTXVConcatAVLatent* does it if the model makes one."""
+    if scene.sound is None or latent["samples"].is_nested:
+        return latent
+    joined: dict[str, Any] = nodes_lt.LTXVConcatAVLatent.execute(latent, {"samples": scene.sound}).args[0]
+    return joined
 
 
 def _inputs(node: str, kind: Any, scene: Scene) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import torch
 from any_folder_name.parallel_backend.errors import InvalidRequest
-from helpers.inside_fixtures import ksampler, parallel_sampler, relative_error
-from helpers.node_inputs import Scene, UnknownInput, apply
+from helpers.inside_fixtures import ksampler, parallel_sampler, parts_of, relative_error
+from helpers.node_inputs import UnknownInput, apply
+from helpers.scene import Scene
 from torch import Tensor
 
 Outcome = Literal["works", "no effect", "refused", "fails"]
@@ -120,7 +121,15 @@ def _result(node: str, kind: Any, scene: Scene, cfg: float, *, parallel: bool) -
         return error
 
 
-def _difference(one: Tensor, other: Tensor) -> float:
+def _difference(one: Any, other: Any) -> float:
+    """Return the relative difference of latents; of nested ones, that of the worst tensor."""
+    parts, others = parts_of(one), parts_of(other)
+    if len(parts) != len(others):
+        return float("inf")
+    return max(_difference_of(part, each) for part, each in zip(parts, others, strict=True))
+
+
+def _difference_of(one: Tensor, other: Tensor) -> float:
     """Return the relative difference of finite numbers; infinite where only one is finite, or shapes differ."""
     if one.shape != other.shape or not torch.equal(one.isfinite(), other.isfinite()):
         return float("inf")

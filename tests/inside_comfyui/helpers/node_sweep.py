@@ -10,8 +10,8 @@ import comfyui_version
 from helpers import custom_cases, loras
 from helpers.custom_cases import without_backend
 from helpers.inside_fixtures import native_case
-from helpers.node_inputs import Scene
 from helpers.node_outcomes import Native, Outcome
+from helpers.scene import Scene
 from natives import CASES
 
 KNOWN = Path(__file__).parents[1] / "core_nodes.json"
@@ -28,6 +28,7 @@ NATIVE = {
     "Qwen-Image-Edit": "qwen_image edit", "SD3": "sd3 medium", "Wan T2V": "wan t2v", "Wan I2V": "wan i2v 2.1",
     "Z-Image": "z_image image", "CogVideoX 1.5": "cogvideox 1.5", "CogVideoX 1.5 I2V": "cogvideox 1.5 i2v",
     "Chroma": "chroma guided", "Krea-2": "krea2 image", "Krea-2 with references": "krea2 references",
+    "LTX-2.3": "ltx2 2.3", "MiniMax-H3": "minimax_h3 tags",
 }  # fmt: skip
 """Cases of ComfyUI's own classes, by the name that the page shows."""
 CUSTOM = {"CogVideoX 5B": "cogvideox 5b", "DiT": "dit", "Latte": "latte"}

@@ -1,11 +1,14 @@
 """A small model's file among ComfyUI's files, and ComfyUI's executor with our nodes for a MODEL."""
 
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import comfy.sd
 import folder_paths
 import pytest
+from any_folder_name.nodes import ParallelDiT
 from any_folder_name.nodes.layout import ParallelLayoutNode
 from any_folder_name.nodes.loader import ParallelLoader
 from any_folder_name.nodes.model import ParallelModel
@@ -16,6 +19,8 @@ from helpers.executor import Executor, Given
 from helpers.inside_fixtures import new_session
 from helpers.parallel_model import CASE
 from safetensors.torch import save_file
+
+import nodes as core_nodes
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +64,26 @@ def executor(folder: Path, backend: Client) -> Executor:
         "latent": CASE.samples(),
     }
     return Executor(ParallelModel, ParallelLoader, ParallelLayoutNode, ParallelSampler, PerturbedAttentionGuidance)
+
+
+@pytest.fixture(scope="module")
+def _classes() -> None:
+    """All of ComfyUI's node classes, and ours."""
+    asyncio.run(core_nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
+    Executor(*asyncio.run(ParallelDiT().get_node_list()))
+
+
+@pytest.fixture
+def place(tmp_path: Path, _classes: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of all of ComfyUI's models and inputs."""
+    kinds = {name: list(entry[0]) for name, entry in folder_paths.folder_names_and_paths.items()}
+    for name in kinds.keys() - {"custom_nodes"}:
+        folder_paths.folder_names_and_paths[name][0][:] = [str(tmp_path / name)]
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(folder_paths, "input_directory", str(tmp_path / "input"))
+    (tmp_path / "input").mkdir(exist_ok=True)
+    folder_paths.filename_list_cache.clear()
+    yield tmp_path
+    for name, paths in kinds.items():
+        folder_paths.folder_names_and_paths[name][0][:] = paths
+    folder_paths.filename_list_cache.clear()

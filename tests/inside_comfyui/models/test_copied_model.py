@@ -79,7 +79,7 @@ def test_comfyuis_copy_is_released_where_nothing_else_holds_it() -> None:
     weights = weakref.ref(source.model.diffusion_model)
     prompt = {"1": {"class_type": "ParallelModel", "inputs": {}}}
     hidden = SimpleNamespace(dynprompt=DynamicPrompt(prompt), prompt=prompt, unique_id="1")
-    remote, _ = model._from_loaded(source, "0,1", None, "auto", hidden, "off")
+    remote, _ = model._from_loaded(source, "0,1", None, "auto", hidden, "off", "auto")
     assert weights() is not None
     del source
     gc.collect()

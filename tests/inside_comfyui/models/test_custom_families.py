@@ -4,13 +4,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from any_folder_name.nodes.class_label import ParallelClassLabel
+from any_folder_name.nodes.loader import ParallelLoader
+from any_folder_name.parallel_backend.client.client import Client
 from any_folder_name.parallel_backend.errors import InvalidRequest
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from comfy_extras import nodes_hunyuan
 from helpers.custom_cases import CASES, bridge_of, without_backend
-from helpers.inside_fixtures import Loaded, ksampler, parallel_sampler, relative_error
+from helpers.executor import Executor, Given
+from helpers.inside_fixtures import Loaded, ksampler, new_session, parallel_sampler, relative_error
+from helpers.native_vaes import WIDTHS, randomize
+from helpers.own_templates import small
+
+from scripts import workflows
 
 CLOSE = 1e-4
 
@@ -56,6 +65,33 @@ def test_inpainting_equals_diffusers_forward(
     model = load_remote(ParallelLayout(ulysses=2), name=name).model
     for sample in (ksampler, parallel_sampler):
         assert relative_error(sample(model, latent, **options), reference) < CLOSE
+
+
+def test_the_workflow_gives_what_diffusers_gives(models: Path, folder: Callable[[str], Path], backend: Client) -> None:
+    """With a tiny folder of the workflow's name, and random text."""
+    new_session(backend)
+    name, case = "CogVideoX 5B, text to video", CASES["cogvideox 5b"]
+    (needed,) = workflows.needed_folders(name)
+    case.write(models / needed["name"])
+    vae = randomize(diffusers.AutoencoderKLCogVideoX(
+        **WIDTHS, latent_channels=16, down_block_types=("CogVideoXDownBlock3D",) * 4,
+        up_block_types=("CogVideoXUpBlock3D",) * 4, scaling_factor=case.vae["scaling_factor"],
+    ))  # fmt: skip
+    vae.save_pretrained(models / needed["name"] / "vae")
+    Given.values = {"text": case.conditioning(1), "other text": case.conditioning(2, shorter=3)}
+    executor = Executor(ParallelLoader, nodes_hunyuan.EmptyHunyuanLatentVideo)
+    latent, pixels = executor.run(small(name, workflows.api(name)))
+    settings = {"seed": 1, "steps": 4, "cfg": 6.0, "sampler_name": "euler", "scheduler": "simple"}
+    wanted = ksampler(
+        without_backend(folder("cogvideox 5b")), {"samples": torch.zeros(1, 16, 3, 11, 9)},
+        positive=Given.values["text"], negative=Given.values["other text"], **settings,
+    )  # fmt: skip
+    assert wanted.std() > 0.01
+    assert relative_error(latent["samples"], wanted) < CLOSE
+    with torch.no_grad():
+        decoded = (vae.decode(wanted).sample[0].permute(1, 2, 3, 0) + 1) / 2
+    assert pixels.shape == (9, 88, 72, 3)
+    assert (pixels - decoded.clamp(0, 1)).abs().max() < CLOSE
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -23,10 +23,11 @@ from any_folder_name.nodes.vae import ParallelVAE
 from any_folder_name.parallel_backend.client.client import Client
 from helpers.executor import Executor, Prompt
 from helpers.inside_fixtures import new_session, relative_error
+from helpers.own_templates import without_our_nodes
 from natives import CASES
 
 import nodes as core_nodes
-from scripts import official_templates
+from scripts import official_templates, workflows
 from scripts.install import templates_folder
 
 has_classes = "minimax_h3 pruned" in CASES and "ltx2 2.5" in CASES
@@ -271,6 +272,14 @@ def test_a_template_with_parallel_vae_gives_the_same(
     shrunk_core.shrink(monkeypatch)
     alone = recorded(small(template(name), name))
     _check(alone, parallel_vae(parallel(alone)), place, executor)
+
+
+def test_our_own_template_of_ltx_runs_on_ranks_as_in_comfyui_alone(
+    place: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrunk_core.shrink(monkeypatch)
+    ours = recorded(small(workflows.api("LTX-2.3, text to video with sound"), "ltx2"))
+    _check(without_our_nodes(ours, {}), ours, place, executor)
 
 
 def _check(alone: Prompt, with_ours: Prompt, place: Path, executor: Executor) -> None:

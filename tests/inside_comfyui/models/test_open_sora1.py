@@ -216,7 +216,7 @@ def test_the_workflow_gives_what_one_process_gives(
     open_sora1.write_vae(tmp_path).rename(tmp_path / "model.safetensors")
     values = SIZE | {"steps": 3, "model_name": f"diffusion_models/{file.name}", "devices": "0,1"}
     kept: Prompt = {}
-    for key, node in workflows.api("text to video (Parallel Loader, Open-Sora 1.2 file)").items():
+    for key, node in workflows.api("Open-Sora 1.2, text to video").items():
         kind, inputs = node["class_type"], {**node["inputs"]}
         if kind in ("CLIPLoader", "CLIPTextEncode"):
             kind, inputs = "Given", {"key": "clip" if kind == "CLIPLoader" else "text"}

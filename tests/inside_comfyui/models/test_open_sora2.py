@@ -285,7 +285,7 @@ def test_a_conditioning_without_pooled_text_is_refused(load_model: Callable[...,
 def test_the_workflow_gives_what_one_process_gives(file: Path, backend: FreeingClient) -> None:
     """With tiny text and without a VAE: the ranks' latents against one process's."""
     new_session(backend)
-    prompt_of = workflows.api("text to video (Parallel Loader, Open-Sora 2.0 file)")
+    prompt_of = workflows.api("Open-Sora 2.0, text to video")
     cut = {"VAELoader": "vae", "DualCLIPLoader": "clip", "T5TokenizerOptions": "clip", "ParallelVAE": "vae"}
     kept: Prompt = {}
     for key, node in prompt_of.items():

@@ -16,7 +16,7 @@ from helpers.inside_fixtures import Loaded, conditioning, empty_latent, ksampler
 from helpers.packs import load_pack
 
 SOURCE = Path(__file__).parents[1] / "helpers" / "their_pack"
-CACHE = "use ComfyUI's EasyCache or LazyCache instead"
+CACHE = "use Parallel Cache, or ComfyUI's EasyCache or LazyCache, instead"
 REMOVE = "remove that node"
 REFUSED = {
     "TeaCacheLike": (r"uses diffusion_model\.forward_orig \(AttributeError: .*'forward_orig'\)", CACHE),

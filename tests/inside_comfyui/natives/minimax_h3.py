@@ -33,6 +33,8 @@ NAMES = (
 
 VIDEO, SOUND = (1, 24, 2, 5, 7), (1, 32, 2, 8)
 """Shapes of the latents of 5 frames, whose sides are not whole patches."""
+LONG = (1, 24, 7, 4, 6)
+"""A latent of 22 frames, whose sides are."""
 TEXT = 11
 
 
@@ -126,9 +128,9 @@ SAMPLING = Sampling(
 CASES = {
     "t2v": _case(),
     "pruned": _case(pruned=True),
-    "tags": _case(extra=lambda random: _tags()),
+    "tags": _case(extra=lambda random: _tags(), latent_entries=lambda random: empty(random, LONG)),
     "keyframes": _case(extra=_keyframes),
     "references": _case(extra=_references),
     "masked": _case(latent_entries=_masked),
-    "turbo": _case(pruned=True, cfg=1.0, latent_entries=lambda random: empty(random, (1, 24, 7, 4, 6))),
+    "turbo": _case(pruned=True, cfg=1.0, latent_entries=lambda random: empty(random, LONG)),
 }

@@ -1,8 +1,11 @@
 """The times of steps, and the last trouble."""
 
 import pytest
+from any_folder_name.nodes.backend import noted_steps, session
 from any_folder_name.nodes.backend.activity import HISTORY, Activity, named
+from any_folder_name.nodes.backend.progress_text import duration, shown_progress
 from any_folder_name.parallel_backend.errors import OutOfMemory
+from any_folder_name.parallel_backend.protocol.messages import Progress
 from any_folder_name.parallel_backend.protocol.origin import MAX_NAME, Origin
 
 pytestmark = pytest.mark.newest
@@ -56,3 +59,34 @@ def test_the_last_trouble_is_kept_with_its_kind() -> None:
 
 def test_a_prompt_with_any_name_has_an_origin() -> None:
     assert named("a\nb", "x" * 1000) == Origin(prompt="ab", node="x" * MAX_NAME)
+
+
+@pytest.fixture
+def _session():
+    previous = session.current()
+    session.use(session.Session())
+    yield
+    session.use(previous)
+
+
+@pytest.mark.usefixtures("_session")
+def test_the_time_left_is_that_of_the_same_sampling_only() -> None:
+    noted = session.current().part(Activity)
+    noted._clock = iter([0.0, 2.0, 4.0, 50.0, 51.0]).__next__
+    assert noted_steps.time_left(NODE, 0, 10) == ""
+    for done in range(3):
+        noted.progressed(NODE, done, 10)
+    assert noted_steps.time_left(NODE, 3, 10) == ", about 14 s left"
+    assert noted_steps.time_left(NODE, 10, 10) == ""  # decoding or the next prompt follows
+    assert noted_steps.time_left(OTHER, 3, 10) == ""
+    assert noted_steps.time_left(NODE, 3, 20) == ""
+    shown: list[str] = []
+    progressed = shown_progress("sampling", shown.append, None, lambda *at: noted_steps.time_left(NODE, *at))
+    progressed(Progress(phase="sampling", value=4, total=10, note="slowly"), {})
+    assert shown == ["sampling 4/10, about 12 s left (slowly)"]
+
+
+def test_times_are_said_as_they_are_read() -> None:
+    assert [duration(each) for each in (0.2, 12.4, 89.0, 90.0, 3000.0, 5400.0, 9000.0)] == [
+        "0 s", "12 s", "89 s", "2 min", "50 min", "1.5 h", "2.5 h",
+    ]  # fmt: skip

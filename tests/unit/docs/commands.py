@@ -44,6 +44,7 @@ ELSEWHERE = {
     r"python -m parallel_backend doctor( --report)?": "tests/faults/test_doctor.py",
     r"python -m parallel_backend doctor --markdown": "tests/unit/doctor/test_report.py",
     r"python -m parallel_backend make-parallel FILE\.json.*": "tests/unit/make_parallel/test_workflow.py",
+    r"python -m parallel_backend plan --model .*": "tests/unit/planner/test_command.py",
     r"pip wheel --no-deps --wheel-dir dist \.": "tests/unit/test_wheel.py",
     r"(pip install dist/parallel_dit-\*\.whl|parallel-dit --help)": "tests/unit/test_wheel.py",
     r"mkdocs build --strict": "tests/unit/docs/test_site.py",

@@ -48,6 +48,7 @@ def test_steps_that_differ_in_latent_and_timestep_repeat_each_other() -> None:
         {"adapters": ((Adapter(path="/lora", id="1", strength=0.5),), ())},
         {"overlay": Overlay(path="/overlay", id="1")},
         {"adapt": False},
+        {"sampling": "another"},
         {"model": replace(SPEC, layout=ParallelLayout(ulysses=2))},
         {"model": replace(SPEC, stamp="2")},
         {"model": replace(SPEC, dtype="bfloat16")},

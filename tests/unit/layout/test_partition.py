@@ -31,3 +31,10 @@ def test_invalid_weights(weights):
 def test_invalid_sizes(sizes):
     with pytest.raises(ValueError, match="at least one shard"):
         Partition(sizes)
+
+
+def test_each_shard_has_at_least_so_many():
+    assert Partition.weighted(5, [1000, 1, 1], least=1).sizes == (3, 1, 1)
+    assert Partition.weighted(3, [1000, 1, 1], least=1).sizes == (1, 1, 1)
+    with pytest.raises(ValueError, match="2 items are too few for 3 shards of at least 1"):
+        Partition.weighted(2, [1, 1, 1], least=1)

@@ -90,7 +90,7 @@ def test_our_own_examples_are_parallel_already_in_both_formats(name: str) -> Non
 
 
 def test_muted_and_bypassed_loaders_stay() -> None:
-    graph = workflows.graph("text to image (Parallel Model, Z-Image)")
+    graph = workflows.graph("Z-Image turbo, text to image")
     for node in graph["nodes"]:
         if node["type"] == "ParallelModel":
             node["type"] = "LoraLoaderModelOnly"
@@ -100,7 +100,7 @@ def test_muted_and_bypassed_loaders_stay() -> None:
 
 
 def test_a_loader_that_nobody_knows_is_named() -> None:
-    graph = workflows.graph("text to image (Parallel Model, Z-Image)")
+    graph = workflows.graph("Z-Image turbo, text to image")
     for node in graph["nodes"]:
         if node["type"] in ("UNETLoader", "ParallelModel"):
             node["type"] = {"UNETLoader": "TheirLoader", "ParallelModel": "TheirNode"}[node["type"]]

@@ -35,7 +35,7 @@ class Record:
     width: int
     height: int = 2
 models = [Record]
-def _size_input(): return io.Int.Input("size")
+def _size_input(): return io.Int.Input(id="size")
 class Resize:
     def define_schema(cls): return io.Schema(node_id="Resize", inputs=[io.Image.Input("image"), _size_input()])
 """,

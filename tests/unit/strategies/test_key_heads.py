@@ -14,6 +14,7 @@ from parallel_backend.interfaces.strategy import Workload
 from parallel_backend.interfaces.tensor_cuts import attention_cuts
 from parallel_backend.layout.head_split import HeadSplit
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.layout.split import Split
 from parallel_backend.strategies import tensor
 from parallel_backend.strategies.ring import Ring
 from parallel_backend.strategies.ulysses import Ulysses
@@ -55,7 +56,7 @@ def part(whole, ranks, index):
         module = Transformer()
     axis = Axis(name="tensor", ranks=tuple(range(ranks)), index=index, group=None, gloo=True)
     cuts = attention_cuts("attn", HEADS, HEAD_DIM, key_heads=KEY_HEADS)
-    slices = tensor.cut(module, cuts, axis)
+    slices = tensor.cut(module, cuts, axis, Split.of(ParallelLayout(tensor=ranks)), {KEY_HEADS})
     weights = {}
     for name, weight in whole.state_dict().items():
         dim, parts = slices.get(name, (0, (slice(None),)))

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lab.engine.handicap import Slowed, handicap, handicapped, slow_down
+from lab.engine.handicap import Slowed, handicap, handicapped, slow_down, slowed
 from parallel_backend import env
 from parallel_backend.errors import InvalidRequest
 
@@ -46,3 +46,19 @@ def test_a_slow_rank_takes_as_many_times_as_long():
     state: Any = object()
     assert Slowed(work, 3.0, CPU)(state) is state
     assert time.monotonic() - before >= 0.15
+
+
+def test_it_sleeps_between_operators_and_not_only_at_the_end(monkeypatch):
+    """Ranks that wait for it in each layer would otherwise not notice."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    matrix = torch.randn(768, 768)
+    with slowed(3.0, CPU):
+        for _ in range(3):
+            matrix = matrix @ matrix / 768
+        during = len(slept)
+    assert during >= 3
+    slept.clear()
+    with slowed(1.0, CPU):
+        matrix @ matrix
+    assert not slept

@@ -9,10 +9,11 @@ import torch
 
 from lab.__main__ import main
 from lab.verify.forward.matrix import every, named
-from lab.verify.loops import quality
+from lab.verify.loops import cache_quality, quality
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import family_of
 from parallel_backend.interfaces.geometry import IMAGE
+from parallel_backend.interfaces.input_shapes import input_shapes
 from parallel_backend.verify import examples
 
 WAN = "WanTransformer3DModel"
@@ -28,7 +29,7 @@ def test_inputs_fit_a_checkpoint_of_other_widths(name, kind):
     words = {dim for shape in variant.inputs.values() for dim in shape if isinstance(dim, str)}
     words |= {OF_HEADS[word] for word in words & OF_HEADS.keys()}
     wider = {word: 3 * variant.config[word] for word in words - set(NOT_OF_THE_CONFIG)}
-    shapes = examples.input_shapes(
+    shapes = input_shapes(
         family, {**variant.config, **wider}, variant.inputs, batch=2, size=variant.size, text=variant.text
     )
     family.extent({**variant.config, **wider}, shapes)
@@ -39,7 +40,7 @@ def test_inputs_fit_a_checkpoint_of_other_widths(name, kind):
 def test_even_shapes_are_divisible_where_the_model_takes_them(name, kind):
     variant, family = examples.variant(name, kind), family_of(name)
     size, text = examples.evenly_divisible_size(name, kind)
-    shapes = examples.input_shapes(family, variant.config, variant.inputs, batch=1, size=size, text=text)
+    shapes = input_shapes(family, variant.config, variant.inputs, batch=1, size=size, text=text)
     if kind == "5b i2v":
         with pytest.raises(InvalidRequest, match="learned its positions for 3 x 6 x 10 alone"):
             family.extent(variant.config, shapes)
@@ -88,6 +89,10 @@ def test_options_that_make_no_sense_are_refused(capsys, arguments, sentence):
         (["--warmup", "1", "--named"], "leave named out"),
         (["--quality", "--layout", "cfg=2"], '--layout "cfg=2" is exact'),
         (["--quality", "--family", "flux"], "leave family out"),
+        (["--quality", "--cache", "--layout", "cfg=2"], "leave layout out"),
+        (["--quality", "--prompts", "4"], "leave prompts out"),
+        (["--quality", "--cache", "--prompts", "65"], "--prompts 65: there are 64"),
+        (["--cache"], "--cache and --prompts need --quality"),
         (["--quality", "--layout", "pipe=3", "--devices", "0,1"], "needs 3 ranks"),
         (["--warmup", "1", "--devices", "0,1", "--ranks", "3"], "needs 3 ranks"),
         (["--warmup", "0", "--layout", "pipe=2"], "warmup of at least 1 would work"),
@@ -114,6 +119,19 @@ def test_the_quality_table():
     assert quality.failures([row, naive]) == []
     assert "pipe=2 after 4 steps of warm-up may lose 2.1" in quality.failures([replace(row, lost=(1.0, 0.1, 2.1))])[0]
     assert "not clearly closer to the exact pictures" in quality.failures([replace(row, psnr=25.9), naive])[0]
+
+
+def test_the_quality_table_of_caches():
+    row = cache_quality.CacheQuality(
+        kind="image", mode="safe", steps=24, saved=1.846, psnr=54.51, low=50.04, ssim=0.99912, distance=0.00012
+    )
+    head, rule, line = cache_quality.markdown([row]).splitlines()
+    assert head.count("|") == rule.count("|") == line.count("|") == 8
+    assert "| image | 24 | `safe` | 1.85x | 54.5 / 50.0 dB | 0.9991 | 0.00012 |" in line
+    assert cache_quality.failures([row, replace(row, kind="video", psnr=20.0)]) == []
+    (failure,) = cache_quality.failures([replace(row, low=46.9)])
+    assert failure == "safe with 24 steps saves 1.85x at 54.5 / 46.9 dB, and 1.84x at 50 / 47 dB is promised"
+    assert cache_quality.failures([replace(row, steps=8, saved=1.0, psnr=40.9)])
 
 
 def test_verify_computes_float32_in_full_here_and_in_its_ranks(monkeypatch):

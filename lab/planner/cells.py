@@ -1,0 +1,191 @@
+"""Some layouts timed here, beside what the planner predicts from a probe: ``python -m lab plan measured``.
+
+A cell is a family, a size and a layout. All cells of a family and a size take turns. What the planner would choose is
+compared with the best of all that were timed, and with what the backend takes without a plan: the regret of a choice is
+by how much its time exceeds the best one's.
+"""
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lab.bench.results import print_results
+from parallel_backend.client.client import Client
+from parallel_backend.client.devices import choose_devices
+from parallel_backend.client.temporary_backend import temporary_backend
+from parallel_backend.errors import InvalidRequest
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.planner import measured, record
+from parallel_backend.planner.enumeration import layouts
+from parallel_backend.planner.models import Model, of_checkpoint
+from parallel_backend.planner.planning import choose, rule_prediction
+from parallel_backend.planner.prediction import Prediction, predict
+from parallel_backend.planner.request import Prompt
+from parallel_backend.protocol.messages import Forward
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
+from parallel_backend.verify import examples
+
+FAMILIES = ("flux", "wan", "latte")
+"""Families whose small models are timed, by the names of ``lab bench``."""
+SIZES = (1024, 4096)
+"""Tokens of the latent."""
+ROUNDS = 5
+_TEXT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A layout that was timed.
+
+    Attributes:
+        layout: the layout.
+        predicted: seconds of a forward.
+        measured: the same, the median of all rounds.
+    """
+
+    layout: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """All layouts of a family and a size.
+
+    Attributes:
+        what: family, tokens and guidance.
+        cells: by layout.
+        chosen: what the planner takes.
+        rule: what the backend takes without a plan.
+    """
+
+    what: str
+    cells: tuple[Cell, ...]
+    chosen: str
+    rule: str
+
+    @property
+    def failed(self) -> bool:
+        """Nothing is a failure: errors are reported."""
+        return False
+
+    def regret(self, layout: str) -> float:
+        """By how much a layout's time exceeds the best one's."""
+        by_layout = {cell.layout: cell.measured for cell in self.cells}
+        return by_layout[layout] / min(by_layout.values()) - 1
+
+    def describe(self) -> str:
+        """Format the cells as a table."""
+        lines = [f"{self.what}: {'predicted':>10} {'measured':>10} {'error':>7}"]
+        lines += [
+            f"{cell.layout:34} {1e3 * cell.predicted:8.1f} ms {1e3 * cell.measured:8.1f} ms {100 * cell.error:6.0f}%"
+            for cell in self.cells
+        ]
+        error = statistics.median(abs(cell.error) for cell in self.cells)
+        lines.append(
+            f'median error {100 * error:.0f} %; the planner takes "{self.chosen}", '
+            f"{100 * self.regret(self.chosen):.0f} % over the best; "
+            f'without a plan "{self.rule}" is taken, {100 * self.regret(self.rule):.0f} % over it'
+        )
+        return "\n".join(lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--family", action="append", choices=FAMILIES, help="repeatable (default: all)")
+    parser.add_argument("--tokens", action="append", type=int, metavar="N", help=f"repeatable (default: {SIZES})")
+    parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default %(default)s)")
+    parser.add_argument("--guidance", action="store_true", help="two branches")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="forwards of each layout (default %(default)s)")
+    parser.add_argument("--devices", metavar="LIST", help="devices of the ranks")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Time what the options ask for; return the exit status."""
+    if options.rounds < 1:
+        raise InvalidRequest(f"--rounds {options.rounds}: at least one is needed")
+    devices = choose_devices(options.devices, {f"--ranks {options.ranks}": options.ranks})
+    sizes = options.tokens or SIZES
+    return print_results(
+        (
+            timed(family, tokens, devices, guided=options.guidance, rounds=options.rounds)
+            for family in options.family or FAMILIES
+            for tokens in sizes
+        ),
+        as_json=options.json,
+    )
+
+
+def timed(family: str, tokens: int, devices: Devices, *, guided: bool, rounds: int) -> Cells:
+    """Probe, predict and time all layouts of a family's small model."""
+    from lab.bench.ranks.cases import Case, write_model
+
+    case = Case(family=family, tokens=tokens, text_tokens=_TEXT, branches=1)
+    inputs = [dict(case.inputs()) for _ in range(2 if guided else 1)]
+    with tempfile.TemporaryDirectory(prefix="plan-cells-") as scratch:
+        path = write_model(Path(scratch) / "model", family)
+        asked = _prompt(of_checkpoint(path), inputs[0], guided=guided)
+        with temporary_backend(Path(scratch)) as client:
+            hardware = measured.measure(client, devices, asked, record.facts_of(devices).devices)
+            predictions = [predict(asked, layout, hardware) for layout in layouts(asked, hardware)]
+            seconds = _seconds(client, path, devices, [each.layout for each in predictions], inputs, rounds)
+    rule = rule_prediction(asked, hardware)
+    ordered = sorted(predictions, key=lambda each: each.sampling)
+    cells = tuple(
+        Cell(layout=str(each.layout), predicted=each.sampling, measured=taken)
+        for each, taken in zip(predictions, seconds, strict=True)
+    )
+    what = f"{case}{', two branches' if guided else ''} on {len(devices.indices)} ranks"
+    return Cells(what=what, cells=cells, chosen=_name(choose(ordered, rule, "auto")), rule=_name(rule))
+
+
+def _name(prediction: Prediction) -> str:
+    return str(prediction.layout)
+
+
+def _prompt(model: Model, inputs: dict[str, torch.Tensor], *, guided: bool) -> Prompt:
+    """Return the prompt of one forward with these inputs."""
+    prompt = Prompt(
+        model=model, size=tuple(inputs["hidden_states"].shape[2:]), steps=1, guided=guided, dtype=torch.float32,
+        loop=False,
+    )  # fmt: skip
+    prompt.__dict__["shapes"] = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
+    return prompt
+
+
+def _seconds(
+    client: Client, path: Path, devices: Devices, tried: Sequence[ParallelLayout],
+    inputs: Sequence[dict[str, torch.Tensor]], rounds: int,
+) -> list[float]:  # fmt: skip
+    """Return the median seconds of a forward in each layout, after two that do not count."""
+    calls: list[Callable[[], float]] = [_call(client, path, devices, layout, inputs) for layout in tried]
+    found: list[list[float]] = [[] for _ in tried]
+    for index, call in enumerate(calls):
+        for turn in range(2 + rounds):
+            seconds = call()
+            if turn > 1:
+                found[index].append(seconds)
+    return [statistics.median(each) for each in found]
+
+
+def _call(
+    client: Client, path: Path, devices: Devices, layout: ParallelLayout, inputs: Sequence[dict[str, torch.Tensor]]
+) -> Callable[[], float]:
+    spec = ModelSpec(path=str(path), devices=devices, dtype="float32", layout=layout)
+    message = Forward(model=spec, branches=len(inputs), measure="seconds")
+
+    def call() -> float:
+        return float(client.call(message, examples.branches(inputs))["seconds"])
+
+    return call

@@ -1,0 +1,48 @@
+"""What a planner above the engine says of a request: its layout, and why."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from ..denoiser.plan import DenoisingPlan, split_names
+from ..distributed.mesh import Axis
+from ..interfaces.geometry import TIMESTEP, Shapes
+from ..layout.parallel_layout import ParallelLayout
+from ..loading.components import ComponentCache
+from ..protocol.messages import Progress
+from ..protocol.model_spec import ModelSpec
+from .request import ActiveRequest
+from .validation import is_refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """The layout of a request, and the reason in a sentence."""
+
+    layout: ParallelLayout
+    reason: str
+
+
+class Planner(Protocol):
+    """Chooses layouts. All ranks of the world call it together."""
+
+    def __call__(
+        self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis, /
+    ) -> Planned: ...
+
+
+def by_planner(
+    planner: Planner | None, plan: DenoisingPlan, request: ActiveRequest[Any], components: ComponentCache, world: Axis
+) -> DenoisingPlan | None:
+    """Return a request's plan in the layout that a planner chooses; None if nobody asks for one, or it does not work.
+
+    Collective over the world.
+    """
+    model = request.message.model
+    if not model.mode or planner is None:
+        return None
+    branches, _ = split_names({meta.name: meta.shape for meta in request.metas}, plan.branches)
+    latents = {name: (plan.samples[0], *shape) for name, shape in plan.latents[0].items()}
+    request.report(Progress(phase="planning", value=0, total=1), {})
+    found = planner(plan, model, components, {**branches[0], **latents, TIMESTEP: (plan.samples[0],)}, world)
+    request.report(Progress(phase="planning", value=1, total=1, note=found.reason), {})
+    return None if is_refused(found.layout, plan.workload()) else replace(plan, layout=found.layout)

@@ -1,0 +1,1 @@
+"""Predicts how long a prompt takes in each layout, and chooses one, with reasons."""

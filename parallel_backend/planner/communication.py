@@ -1,0 +1,127 @@
+"""Seconds of exchanges: bytes by the strategies' own formulas, over the links between the devices."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..interfaces.strategy import Strategy, Workload
+from ..layout.parallel_layout import ParallelLayout
+from ..strategies import STRATEGIES
+from ..strategies.batch import BatchSplit
+from ..strategies.dsp import Dsp
+from ..strategies.pipe import Pipe
+from ..strategies.ring import Ring
+from ..strategies.sequence import SequenceSplit
+from ..strategies.sharded_weights import ShardedWeights
+from ..strategies.tensor import TensorParallel
+from ..strategies.ulysses import Ulysses
+from ..strategies.whole_queries import WholeQueries
+from .hardware.description import Hardware, Link
+
+SEQUENCE = "sequence"
+"""``ring``, ``ulysses`` and ``dsp`` as one axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """Who sends to whom.
+
+    Attributes:
+        axis: along which axis.
+        next: whether a rank sends to the next one alone. Else it sends an equal part to each other one.
+        collective: whether it is a sum or a gather, which goes around all ranks of the axis.
+    """
+
+    axis: str
+    next: bool = False
+    collective: bool = False
+
+
+PATTERNS: Mapping[type[Strategy], Pattern] = {
+    BatchSplit: Pattern(axis="cfg", collective=True),
+    Dsp: Pattern(axis="dsp"),
+    Pipe: Pattern(axis="pipe", next=True),
+    Ring: Pattern(axis="ring", next=True),
+    SequenceSplit: Pattern(axis=SEQUENCE, collective=True),
+    ShardedWeights: Pattern(axis=SEQUENCE, collective=True),
+    TensorParallel: Pattern(axis="tensor", collective=True),
+    Ulysses: Pattern(axis="ulysses"),
+    WholeQueries: Pattern(axis=SEQUENCE),
+}
+"""By strategy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchanged:
+    """What one strategy sends in a denoiser call.
+
+    Attributes:
+        by_rank: bytes of each rank.
+        seconds: that the bytes take, without latency.
+        latency: seconds of one exchange of nothing.
+    """
+
+    by_rank: tuple[int, ...] = ()
+    seconds: float = 0.0
+    latency: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the busiest rank."""
+        return max(self.by_rank, default=0)
+
+
+Sent = dict[type[Strategy], Exchanged]
+"""What each strategy sends."""
+
+
+def exchanged(layout: ParallelLayout, workload: Workload, hardware: Hardware) -> Sent:
+    """Return what each strategy sends in a denoiser call, and how long it takes."""
+    found = Sent()
+    for strategy in STRATEGIES:
+        sent = [strategy.bytes_sent(layout, workload, rank) for rank in range(layout.ranks)]
+        found[type(strategy)] = _exchange(PATTERNS[type(strategy)], layout, sent, hardware)
+    return found
+
+
+def members(layout: ParallelLayout, rank: int, axis: str) -> list[int]:
+    """Return the ranks along an axis that include a rank, in the order of the axis."""
+    place = layout.coordinates(rank)
+    parts = ("ring", "ulysses", "dsp") if axis == SEQUENCE else (axis,)
+    kept = {name: where for name, where in place.items() if name not in (*parts, SEQUENCE)}
+    ranks = [other for other in range(layout.ranks) if kept.items() <= layout.coordinates(other).items()]
+    return sorted(ranks, key=lambda other: layout.coordinates(other)[axis])
+
+
+def _exchange(pattern: Pattern, layout: ParallelLayout, sent: Sequence[int], hardware: Hardware) -> Exchanged:
+    flows = [flow for rank, nbytes in enumerate(sent) for flow in _flows(pattern, layout, rank, nbytes)]
+    if not flows:
+        return Exchanged(by_rank=tuple(sent))
+    seconds = max(_link_seconds(flows, hardware), default=0.0)
+    latency = max(hardware.link(source, target).latency for source, target, _ in flows)
+    return Exchanged(by_rank=tuple(sent), seconds=seconds, latency=latency)
+
+
+def _flows(pattern: Pattern, layout: ParallelLayout, rank: int, nbytes: int) -> Iterator[tuple[int, int, float]]:
+    """Yield from whom to whom, and how many bytes."""
+    group = members(layout, rank, pattern.axis)
+    if len(group) < 2 or not nbytes:
+        return
+    index = group.index(rank)
+    if pattern.next or pattern.collective:
+        yield rank, group[(index + 1) % len(group)], float(nbytes)
+        return
+    for other in group:
+        if other != rank:
+            yield rank, other, nbytes / (len(group) - 1)
+
+
+def _link_seconds(flows: Sequence[tuple[int, int, float]], hardware: Hardware) -> Iterator[float]:
+    """Yield the seconds of the busiest device of each link, and of all its devices together."""
+    by_link: dict[Link, dict[int, float]] = {}
+    for source, target, nbytes in flows:
+        carried = by_link.setdefault(hardware.link(source, target), {})
+        carried[source] = carried.get(source, 0.0) + nbytes
+    for link, carried in by_link.items():
+        yield max(carried.values()) / link.bandwidth
+        if link.total:
+            yield sum(carried.values()) / link.total

@@ -1,0 +1,1 @@
+"""Descriptions of machines: their form, those that are shipped, and those that a probe has measured."""

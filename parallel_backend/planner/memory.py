@@ -1,0 +1,104 @@
+"""What a layout takes on each device, by the estimates with which the ranks decide before they load."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ..engine.working_memory import forward_bytes
+from ..errors import InvalidRequest, NoRoom
+from ..layout.parallel_layout import ParallelLayout
+from ..loading.offload_plan import ALL, UNDECIDED, PartSizes, TransformerClaim, decide, streamed, with_slack
+from ..loading.room import size
+from ..strategies.stage_cut import cut
+from .hardware.description import Hardware
+from .request import Prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What the ranks take.
+
+    Attributes:
+        weights: bytes of the busiest rank's part, as it stays on the device.
+        work: bytes of its tensors.
+        streams: bytes that reach its device in each forward from the machine's memory.
+        refusal: why the request does not fit, not even so; "" if it does.
+    """
+
+    weights: int
+    work: int
+    streams: int = 0
+    refusal: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it works."""
+        return not self.refusal
+
+    @property
+    def taken(self) -> int:
+        """Bytes of weights and tensors."""
+        return self.weights + self.work
+
+    @property
+    def whole(self) -> bool:
+        """Whether it works without blocks that stream."""
+        return self.fits and not self.streams
+
+
+def taken(sizes: PartSizes, layout: ParallelLayout) -> int:
+    """Return about what a rank holds of the weights."""
+    if layout.shard_weights:
+        return sizes.shared_by(layout.sequence)
+    if layout.pipe > 1:
+        return sizes.outside + max(_stages(sizes, layout.pipe))
+    return sizes.outside + sum(sizes.blocks) // layout.tensor
+
+
+def _stages(sizes: PartSizes, stages: int) -> list[int]:
+    by_stage, begin = [], 0
+    for count in cut([float(block) for block in sizes.blocks], [1.0] * stages).sizes:
+        by_stage.append(sum(sizes.blocks[begin : begin + count]))
+        begin += count
+    return by_stage
+
+
+def room(prompt: Prompt, layout: ParallelLayout, hardware: Hardware, sizes: PartSizes) -> Room:
+    """Return what a layout takes, and whether it fits."""
+    plan, itemsize = prompt.plan(layout), prompt.dtype.itemsize
+    work = max(forward_bytes(prompt.model.class_name, plan, rank, itemsize) for rank in range(layout.ranks))
+    weights = taken(sizes, layout)
+    devices = hardware.devices[: layout.ranks]
+    if all(weights + with_slack(work) <= device.memory for device in devices):
+        return Room(weights=weights, work=work)
+    if layout.splits_weights:
+        least = min(devices, key=lambda device: device.memory)
+        needed = size(weights + with_slack(work))
+        return Room(
+            weights=weights, work=work,
+            refusal=f"weights and tensors take {needed} of a device, and {least.name} has {size(int(least.memory))}",
+        )  # fmt: skip
+    return _streaming(prompt, hardware, sizes, layout, work)
+
+
+def _streaming(prompt: Prompt, hardware: Hardware, sizes: PartSizes, layout: ParallelLayout, work: int) -> Room:
+    claims = [_claim(sizes, work, hardware, rank, prompt.model.experts) for rank in range(layout.ranks)]
+    try:
+        decided = decide(claims, prompt.model.name, torch.bfloat16)
+    except (InvalidRequest, NoRoom) as refusal:
+        return Room(weights=sizes.whole, work=work, refusal=str(refusal))
+    if set(decided) == {ALL}:
+        return Room(weights=sizes.whole, work=work)
+    resident = min(each for each in decided if each != ALL)
+    moved = sum(sizes.blocks[i] for i in streamed(len(sizes.blocks), resident))
+    return Room(weights=sizes.on_device(resident), work=work, streams=moved)
+
+
+def _claim(sizes: PartSizes, work: int, hardware: Hardware, rank: int, experts: int) -> TransformerClaim:
+    memory = int(hardware.devices[rank].memory)
+    return TransformerClaim(
+        free=memory, freeable=0, total=memory, limit=memory, needed=sizes.whole, device=rank, whole=sizes.whole,
+        least=sizes.on_device(0) if len(sizes.blocks) else sizes.whole, block=max(sizes.blocks, default=0),
+        blocks=len(sizes.blocks), work=work, resident=UNDECIDED, part=0, cpu_free=int(hardware.host_memory),
+        experts=experts, cpu_idle=0, cpu_own=0,
+    )  # fmt: skip

@@ -1,0 +1,118 @@
+"""``plan``: every layout with its prediction, the one to take, and the reasons in sentences."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..engine.validation import is_refused
+from ..errors import InvalidRequest
+from ..layout.choice import sharing
+from ..layout.modes import APPROXIMATE, AUTO, FIT, FIT_SLOW, MODES
+from ..layout.parallel_layout import ParallelLayout
+from .enumeration import layouts, of_the_rule
+from .hardware.description import Hardware
+from .prediction import Prediction, predict
+from .reasons import comparison
+from .request import Prompt
+
+GAIN = 0.98
+"""A plan has to take at most this part of the time of the rule's layout to be taken instead: less is not certain."""
+_NEAR_FAST, _NEAR_SENT = 1.1, 1.5
+"""How much more than the least memory a layout may take that is faster, or that sends fewer bytes."""
+_EQUAL = 1.01
+"""By how much a layout of fewer devices may be slower than the fastest, and is taken instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What has been planned.
+
+    Attributes:
+        prompt: what for.
+        hardware: on which machine.
+        predictions: of all layouts, the best first; those that do not fit come last.
+        chosen: the one to take.
+        rule: the one that the backend takes without a plan.
+        reason: why, in a sentence.
+    """
+
+    prompt: Prompt
+    hardware: Hardware
+    predictions: tuple[Prediction, ...]
+    chosen: Prediction
+    rule: Prediction
+    reason: str
+
+
+def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO) -> Plan:
+    """Predict every layout for a prompt on a machine, and choose one.
+
+    Raises:
+        InvalidRequest: the mode is none, or the prompt fits in no layout. The message names what would work.
+    """
+    if mode not in MODES:
+        raise InvalidRequest(f"mode {mode!r} does not exist; choose one of {', '.join(MODES)}")
+    rule = rule_prediction(prompt, hardware)
+    approximate = mode == APPROXIMATE and prompt.loop  # single calls are exact, and no faster
+    found = [predict(prompt, layout, hardware) for layout in layouts(prompt, hardware, approximate=approximate)]
+    key = _order(mode, found)
+    ordered = sorted(found, key=lambda each: (not each.room.fits, key(each), each.layout.ranks))
+    fitting = [each for each in ordered if each.room.fits]
+    if not fitting:
+        best = min(found, key=lambda each: each.room.taken)
+        raise InvalidRequest(
+            f"{prompt.model.name} of this size fits on {hardware.name} in no layout ({best.room.refusal}): make a "
+            "smaller or shorter latent, use more devices, or choose a smaller model"
+        )
+    chosen = choose(fitting, rule, mode)
+    return Plan(
+        prompt=prompt, hardware=hardware, predictions=tuple(ordered), chosen=chosen, rule=rule,
+        reason=comparison(chosen, rule, fitting, hardware),
+    )  # fmt: skip
+
+
+def rule_prediction(prompt: Prompt, hardware: Hardware) -> Prediction:
+    """Return the layout that the backend takes without a plan: that for roomy devices, or one that shares weights."""
+    roomy = of_the_rule(prompt, hardware)
+    candidates = [roomy, *sharing(roomy)]
+    predicted = [predict(prompt, layout, hardware) for layout in candidates[:1]]
+    if predicted[0].room.whole:
+        return predicted[0]
+    others = [predict(prompt, layout, hardware) for layout in candidates[1:] if _works(prompt, layout)]
+    return next((each for each in others if each.room.whole), predicted[0])
+
+
+def _works(prompt: Prompt, layout: ParallelLayout) -> bool:
+    return not is_refused(layout, prompt.plan(layout).workload(prompt.dtype.itemsize))
+
+
+def choose(fitting: Sequence[Prediction], rule: Prediction, mode: str) -> Prediction:
+    """Choose among layouts that fit, the best first. What is chosen is never predicted worse than the rule's layout."""
+    best = fitting[0]
+    if mode in (FIT, FIT_SLOW):
+        return best
+    fewest = min(
+        (each for each in fitting if each.seconds <= _EQUAL * best.seconds), key=lambda each: each.layout.ranks
+    )
+    if rule.room.fits and fewest.seconds > GAIN * rule.seconds:
+        cheaper = fewest.layout.ranks < rule.layout.ranks and fewest.seconds <= rule.seconds
+        return fewest if cheaper else _same(fitting, rule)
+    return fewest
+
+
+def _same(fitting: Sequence[Prediction], rule: Prediction) -> Prediction:
+    return next((each for each in fitting if each.layout == rule.layout), rule)
+
+
+def _order(mode: str, found: Sequence[Prediction]) -> Callable[[Prediction], tuple[float, ...]]:
+    """Return what orders the layouts in a mode: the best has the least."""
+    if mode not in (FIT, FIT_SLOW):
+        return lambda each: (each.seconds,)
+    least = min((each.room.taken for each in found if each.room.whole), default=1)
+
+    def little(each: Prediction) -> tuple[float, ...]:
+        """Without blocks that stream, near the least memory; then the fastest, or what sends the fewest bytes."""
+        near = _NEAR_SENT if mode == FIT_SLOW else _NEAR_FAST
+        second = each.sent if mode == FIT_SLOW else each.seconds
+        return (bool(each.room.streams), each.room.taken > near * least, second, each.seconds)
+
+    return little

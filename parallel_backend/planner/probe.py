@@ -1,0 +1,336 @@
+"""What the ranks measure of their machine for one model and size, in a few seconds, all at the same time.
+
+A block of each kind computes on random numbers with each rank's share of the tokens, so what is measured holds for the
+layers, kernels and host of this machine. Attention and exchanges are measured apart, since layouts differ in them.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial as partial_of
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ..attention.kernels import KERNELS
+from ..attention.routing import Route, routed
+from ..distributed.collectives import agree, gather_texts, start_all_to_all, wait_all
+from ..distributed.mesh import Axis
+from ..errors import InvalidRequest
+from ..families.modules import module_class_of
+from ..families.registry import family_of
+from ..interfaces.family import Family
+from ..interfaces.state import State
+from ..layout.partition import Partition
+from ..layout.stream_partition import StreamPartition
+from ..loading import partial
+from ..loading.room import room_on
+from ..progress import PROGRESS
+from ..protocol.messages import Trial
+from ..strategies.token_split import TokenSplit
+from .hardware.description import Curve, Device, Hardware, Link, parse, text
+from .layers import kind_of
+
+NAME = "probe"
+"""The name of the trial."""
+REQUEST, REPLY = "request", "hardware"
+"""Names of the tensors: JSON as bytes."""
+MAX_REQUEST = 1 << 20
+
+_ROUNDS = 3
+_LARGEST = 32 << 20
+"""Most bytes that a rank sends in an exchange that is measured."""
+_STREAM = 64 << 20
+_LEAST = 1e-9
+"""Seconds, since a clock may not have moved."""
+
+
+class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be measured.
+
+    Attributes:
+        class_name: of the transformer's module.
+        config: of the module.
+        shapes: of the inputs of one sample.
+        dtype: of weights and activations.
+        name: of the machine, for people.
+        device_names: of the devices, by rank.
+        hosts: numbers of adjacent devices of one host.
+    """
+
+    class_name: str
+    config: dict[str, object]
+    shapes: dict[str, tuple[int, ...]]
+    dtype: str
+    name: str
+    device_names: tuple[str, ...]
+    hosts: tuple[int, ...] = ()
+
+
+def run(_message: Trial, tensors: Mapping[str, Tensor], world: Axis, device: torch.device) -> dict[str, Tensor]:
+    """Measure this machine. Every rank takes part; rank 0 has the tensors, and returns the hardware as JSON.
+
+    Raises:
+        InvalidRequest: the request is wrong. On every rank alike.
+    """
+    asked = _passed_on(tensors, world)
+    try:
+        request = msgspec.json.decode(asked.encode(), type=ProbeRequest)
+        dtype = getattr(torch, request.dtype)
+        family_of(request.class_name).extent(request.config, request.shapes)
+        if len(request.device_names) != world.size or not isinstance(dtype, torch.dtype):
+            raise InvalidRequest(f"a probe of {len(request.device_names)} devices by {world.size} ranks")
+    except (msgspec.MsgspecError, ValueError, AttributeError, KeyError) as error:
+        raise InvalidRequest(f"a probe that nobody understands: {error}") from error
+    hardware = measure(request, world, device)
+    return {} if world.index else {REPLY: _bytes(text(hardware))}
+
+
+def measure(request: ProbeRequest, world: Axis, device: torch.device) -> Hardware:
+    """Measure this machine, together with all ranks; return the same on every rank."""
+    dtype: torch.dtype = getattr(torch, request.dtype)
+    with PROGRESS.phase("measuring the machine"):
+        mine = _device(request, world, device, dtype)
+        links = _links(request, world, device, dtype)
+        launch, streaming = _launch(device), _streaming(device)
+    described = [msgspec.json.decode(each.encode(), type=Device) for each in gather_texts(_json(mine), world)]
+    hardware = Hardware(
+        name=request.name, devices=tuple(described), links=links, hosts=request.hosts, launch=launch,
+        streaming=streaming, host_memory=float(room_on(torch.device("cpu"), 0).free),
+    )  # fmt: skip
+    return parse(gather_texts(text(hardware).decode(), world)[0].encode(), "what rank 0 has measured")
+
+
+def asked_by(request: ProbeRequest) -> dict[str, Tensor]:
+    """Return the tensors of a probe's request."""
+    return {REQUEST: _bytes(msgspec.json.encode(request))}
+
+
+def answered(reply: Mapping[str, Tensor]) -> Hardware:
+    """Return the hardware in a probe's reply."""
+    return parse(bytes(reply[REPLY].tolist()), "the ranks' answer")
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _json(device: Device) -> str:
+    return msgspec.json.encode(device).decode()
+
+
+def _passed_on(tensors: Mapping[str, Tensor], world: Axis) -> str:
+    """Return the request, which rank 0 alone has."""
+    given = tensors.get(REQUEST)
+    mine = "" if given is None or given.numel() > MAX_REQUEST else bytes(given.tolist()).decode(errors="replace")
+    return gather_texts(mine, world)[0]
+
+
+def _device(request: ProbeRequest, world: Axis, device: torch.device, dtype: torch.dtype) -> Device:
+    family = _with_numbers(request, device, dtype)
+    inputs = {name: _random(name, shape, dtype, device) for name, shape in request.shapes.items()}
+    with torch.inference_mode():
+        layers, alone, states = _layers(family, inputs, world)
+        attends = _attends(family, states, world, device, dtype)
+        matrix, attention = _matrix(family, states, device, dtype), _rate(attends)
+        bandwidth = _bandwidth(device)
+    return Device(
+        name=request.device_names[world.index], matrix=matrix, attention=attention,
+        memory=float(max(room_on(device, 0).left, 1)), bandwidth=bandwidth, alone=alone, layers=layers, attends=attends,
+    )  # fmt: skip
+
+
+def _with_numbers(request: ProbeRequest, device: torch.device, dtype: torch.dtype) -> Family:
+    """Return a family of which a block of each kind, and what is around the blocks, have random numbers."""
+    module = partial.empty(module_class_of(request.class_name), request.config, dtype)
+    family = family_of(request.class_name)(module.eval().requires_grad_(False))
+    kinds = set[tuple[object, ...]]()
+    inside = {part for block in family.blocks for each in block.modules for part in each.modules()}
+    filled = [part for part in module.modules() if part not in inside]
+    for block in family.blocks:
+        if (kind := kind_of(block)) not in kinds:
+            kinds.add(kind)
+            filled += [part for each in block.modules for part in each.modules()]
+    for part in filled:
+        for name, parameter in part.named_parameters(recurse=False):
+            numbers = torch.randn(parameter.shape, dtype=torch.float32) * 0.02
+            setattr(part, name, torch.nn.Parameter(numbers.to(device, parameter.dtype), requires_grad=False))
+        for name, buffer in part.named_buffers(recurse=False):
+            setattr(part, name, buffer.to(device))
+    return family
+
+
+def _random(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if name.endswith("_labels"):
+        return torch.zeros(shape, dtype=torch.int64, device=device)
+    if name.endswith("_mask"):
+        return torch.ones(shape, dtype=torch.bool, device=device)
+    if name.endswith("timestep"):
+        return torch.full(shape, 500.0, device=device)
+    return torch.randn(shape, dtype=torch.float32).to(device, dtype)
+
+
+class _NoAttention:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
+        return query
+
+
+def _layers(family: Family, inputs: Mapping[str, Tensor], world: Axis) -> tuple[Curve, float, State]:
+    """Return the seconds of a forward without attention by share of the tokens, how much faster rank 0 is alone."""
+    nothing = _NoAttention()
+    routes = [Route(site.module, nothing, site.each_sample) for site in family.attentions]
+    with routed(routes):
+        embedding = _shortest(lambda: family.embed(inputs), world)
+        whole = family.embed(inputs)
+        points = [(1 / n, embedding + _forward(family, whole, n, world)) for n in range(world.size, 0, -1)]
+        alone = 1.0
+        if world.size > 1:
+            own = _seconds_of(lambda: _blocks(family, whole)) if world.index == 0 else 0.0
+            agree(0, world)
+            together = _shortest(lambda: _blocks(family, whole), world)
+            alone = max(1.0, together / own) if own else 1.0
+    return tuple(points), alone, whole
+
+
+def _forward(family: Family, whole: State, shares: int, world: Axis) -> float:
+    lengths = {name: tokens.shape[1] for name, tokens in whole.streams.items()}
+    streams = {}
+    for name, length in lengths.items():
+        first = Partition.even(length, shares).sizes[0]
+        streams[name] = StreamPartition(((0, Partition((first, length - first))),))
+    split = TokenSplit(axis=Axis(name="sequence", ranks=(0, 1), index=0, group=None, gloo=True), streams=streams)
+    state = split.shard(whole) if shares > 1 else whole
+    total, seen = 0.0, dict[tuple[object, ...], float]()
+    for block in family.blocks:
+        if (kind := kind_of(block)) not in seen:
+            seen[kind] = _shortest(partial_of(block.run, state), world)
+            state = block.run(state)
+        total += seen[kind]
+    return total + _shortest(lambda: family.head(state), world)
+
+
+def _blocks(family: Family, state: State) -> State:
+    done = set[tuple[object, ...]]()
+    for block in family.blocks:
+        if (kind := kind_of(block)) not in done:
+            done.add(kind)
+            state = block.run(state)
+    return state
+
+
+def _attends(family: Family, state: State, world: Axis, device: torch.device, dtype: torch.dtype) -> Curve:
+    """Return the seconds of attention with some of the heads and tokens, by its operations."""
+    points, kernel = dict[float, float](), KERNELS["sdpa"]
+    rows = next(iter(state.streams.values())).shape[0]
+    for site in family.geometry.sites:
+        if site.queries is not None or any(name not in state.streams for name in site.streams):
+            continue
+        tokens = sum(state.streams[name].shape[1] for name in site.streams)
+        for n in range(1, world.size + 1):
+            for heads, part in ((-(-site.heads // n), tokens), (site.heads, -(-tokens // n))):
+                q = torch.randn(rows, heads, part, site.head_dim, device=device).to(dtype)
+                operations = 4.0 * rows * heads * part * part * site.head_dim
+                taken = _shortest(partial_of(kernel, q, q, q, None), world)
+                points[operations] = min(taken, points.get(operations, taken))
+    return tuple(sorted(points.items()))
+
+
+def _rate(attends: Curve) -> float:
+    return max((operations / taken for operations, taken in attends), default=1.0)
+
+
+def _matrix(family: Family, state: State, device: torch.device, dtype: torch.dtype) -> float:
+    tokens = max(each.shape[1] for each in state.streams.values())
+    width = max(each.shape[2] for each in state.streams.values())
+    a, b = (torch.randn(*shape, device=device).to(dtype) for shape in ((tokens, width), (width, width)))
+    return 2.0 * tokens * width * width / _seconds_of(lambda: a @ b)
+
+
+def _bandwidth(device: torch.device) -> float:
+    source = torch.zeros(_STREAM, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2.0 * _STREAM / _seconds_of(lambda: target.copy_(source))
+
+
+def _launch(device: torch.device) -> float:
+    """Return the seconds that the host takes for one small operation. A CPU rank's own work includes them."""
+    if device.type == "cpu":
+        return 0.0
+    x = torch.zeros(8, device=device)
+    return _seconds_of(lambda: [x.add_(1) for _ in range(100)]) / 100
+
+
+def _streaming(device: torch.device) -> float:
+    pinned = torch.zeros(_STREAM, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    return _STREAM / _seconds_of(lambda: pinned.to(device, copy=True))
+
+
+def _links(request: ProbeRequest, world: Axis, device: torch.device, dtype: torch.dtype) -> tuple[Link, ...]:
+    """Measure exchanges between adjacent ranks in groups of each size that divides the ranks."""
+    tokens = max(max(shape[1:], default=1) for shape in request.shapes.values())
+    amount = max(min(_LARGEST, tokens * 4096 * dtype.itemsize), 1 << 20) // 4
+    found = []
+    for size in (n for n in range(2, world.size + 1) if world.size % n == 0):
+        latency = _exchange(1, size, world, device)
+        seconds = _exchange(amount // size, size, world, device)
+        sent = 4 * (amount // size) * (size - 1)
+        bandwidth = sent / max(seconds - latency, 0.1 * seconds, _LEAST)
+        starts = range(0, world.size, size)
+        found += [
+            Link(devices=tuple(range(start, start + size)), bandwidth=bandwidth, latency=max(latency, _LEAST))
+            for start in starts
+        ]
+    return tuple(found)
+
+
+def _exchange(values: int, size: int, world: Axis, device: torch.device) -> float:
+    first = world.index // size * size
+    sizes = [values if first <= rank < first + size else 0 for rank in range(world.size)]
+    sent = torch.zeros(sum(sizes), device=device)
+    received = torch.empty_like(sent)
+
+    def exchange() -> None:
+        wait_all(start_all_to_all(sent, sizes, received, sizes, world))
+
+    return _slowest(_shortest(exchange, world), world)
+
+
+def _slowest(seconds: float, world: Axis) -> float:
+    return max(map(float, gather_texts(repr(seconds), world)))
+
+
+def _shortest(work: Callable[[], object], world: Axis) -> float:
+    """Return the seconds of the fastest of some rounds, which all ranks begin together. The first does not count."""
+    taken = []
+    for _ in range(_ROUNDS + 1):
+        agree(0, world)
+        taken.append(_once(work))
+        PROGRESS.tick()
+    return max(min(taken[1:]), _LEAST)
+
+
+def _seconds_of(work: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of some rounds on this rank alone."""
+    return max(min([_once(work) for _ in range(_ROUNDS + 1)][1:]), _LEAST)
+
+
+def _once(work: Callable[[], object]) -> float:
+    with _timed() as seconds:
+        work()
+    return seconds[0]
+
+
+@contextmanager
+def _timed() -> Iterator[list[float]]:
+    found: list[float] = []
+    _wait()
+    begin = time.perf_counter()
+    yield found
+    _wait()
+    found.append(time.perf_counter() - begin)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

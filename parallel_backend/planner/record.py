@@ -1,0 +1,145 @@
+"""What a probe has measured, kept on disk by devices, model and size. What is wrong is said, and made anew."""
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import InvalidRequest
+from ..protocol.model_spec import Devices
+from ..protocol.private_file import FILE_MODE, FOLDER_MODE
+from ..version import version
+from .hardware.description import MAX_FILE, Hardware
+from .request import Prompt
+
+_FORM = 1
+_CACHES = "XDG_CACHE_HOME"
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a measurement depends on, besides devices, model and size, which name its file.
+
+    Attributes:
+        version: of this extension.
+        torch: its version, with that of CUDA.
+        driver: of the GPUs; the kernel of the machine for CPU ranks.
+        devices: names of the devices, by rank.
+    """
+
+    version: str
+    torch: str
+    driver: str
+    devices: tuple[str, ...]
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    form: int
+    facts: Facts
+    digest: str
+    hardware: Hardware
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What there is on disk.
+
+    Attributes:
+        hardware: what was measured; None if nothing holds.
+        note: why a record that is there does not hold, in a sentence; "" otherwise.
+    """
+
+    hardware: Hardware | None
+    note: str = ""
+
+
+def folder() -> Path:
+    """Return the folder of the records, among the user's caches."""
+    caches = os.environ.get(_CACHES, "")
+    base = Path(caches) if os.path.isabs(caches) else Path(os.path.expanduser("~")) / ".cache"
+    return base / "parallel-dit" / "probes"
+
+
+def file_of(devices: Devices, prompt: Prompt, folder: Path) -> Path:
+    """Return the file of a measurement on these devices, of this model and size."""
+    named: Mapping[str, Any] = {
+        "kind": devices.kind, "indices": devices.indices, "hosts": devices.hosts, "collectives": devices.collectives,
+        "class": prompt.model.class_name, "config": {name: str(value) for name, value in prompt.model.config.items()},
+        "shapes": prompt.shapes, "dtype": str(prompt.dtype),
+    }  # fmt: skip
+    digest = hashlib.sha256(msgspec.json.encode(named, order="sorted")).hexdigest()
+    return folder / f"{digest[:32]}.json"
+
+
+def read(path: Path, facts: Facts) -> Found:
+    """Return what a file holds, if it holds for these facts."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE + 1)
+    except FileNotFoundError:
+        return Found(hardware=None)
+    except OSError as error:
+        return Found(hardware=None, note=f"the measurement in {path} cannot be read ({error.strerror})")
+    try:
+        if len(data) > MAX_FILE:
+            raise ValueError("too long")
+        record = msgspec.json.decode(data, type=_Record)
+    except (msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest):
+        return Found(hardware=None, note=f"the measurement in {path} is damaged")
+    if record.form != _FORM or record.digest != _digest(record.facts, record.hardware):
+        return Found(hardware=None, note=f"the measurement in {path} is damaged, or of another version")
+    if note := _difference(record.facts, facts):
+        return Found(hardware=None, note=f"this machine was measured with {note}")
+    return Found(hardware=record.hardware)
+
+
+def write(path: Path, facts: Facts, hardware: Hardware) -> str:
+    """Keep a measurement; return why that does not work, or ""."""
+    record = _Record(form=_FORM, facts=facts, digest=_digest(facts, hardware), hardware=hardware)
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE), "wb") as file:
+            file.write(msgspec.json.encode(record))
+        part.replace(path)
+    except OSError as error:
+        return f"the measurement cannot be kept in {path}: {error.strerror}"
+    return ""
+
+
+def facts_of(devices: Devices) -> Facts:
+    """Return the facts of this machine."""
+    import torch
+
+    if devices.kind == "cpu":
+        names = (f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",) * len(devices.indices)
+        return Facts(version=version(), torch=str(torch.__version__), driver=platform.release(), devices=names)
+    names = tuple(torch.cuda.get_device_name(index) for index in devices.indices)
+    return Facts(version=version(), torch=str(torch.__version__), driver=_driver(), devices=names)
+
+
+def _driver() -> str:
+    """Return the driver's version as the kernel module says it; "" without NVIDIA's."""
+    try:
+        return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0].strip()
+    except (OSError, IndexError):
+        return ""
+
+
+def _digest(facts: Facts, hardware: Hardware) -> str:
+    return hashlib.sha256(msgspec.json.encode([facts, hardware])).hexdigest()
+
+
+def _difference(then: Facts, now: Facts) -> str:
+    """Return in which way facts have changed, in words; "" if they have not."""
+    changes = (
+        ("version {} of this extension, and this is {}", then.version, now.version),
+        ("torch {}, and this is {}", then.torch, now.torch),
+        ("another driver ({}), and this is {}", then.driver, now.driver),
+        ("other devices ({}), and these are {}", ", ".join(then.devices), ", ".join(now.devices)),
+    )
+    return next((words.format(old, new) for words, old, new in changes if old != new), "")

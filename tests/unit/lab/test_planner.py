@@ -1,0 +1,47 @@
+"""The lab's comparisons of the planner: the published rows, and their halves."""
+
+from typing import Any
+
+import pytest
+
+from lab.planner.cells import Cell, Cells
+from lab.planner.published import FILE, Row, compared, read, summary
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.planner.hardware.shipped import KERNELS, MACHINES
+from parallel_backend.planner.models import PUBLISHED
+
+
+def test_every_second_row_is_held_out():
+    assert [row["held_out"] for row in read()] == [bool(index % 2) for index in range(len(read()))]
+    assert len(read()) >= 20
+
+
+@pytest.mark.parametrize("row", read(), ids=lambda row: f"{row['model']} {row['layout']}")
+def test_rows_name_what_is_known_and_where_it_is_from(row):
+    assert row["model"] in PUBLISHED
+    assert row["hardware"] in MACHINES
+    assert row["attention"] in KERNELS
+    assert row["source"].startswith("https://")
+    assert ParallelLayout.parse(row["layout"]).ranks > 1
+    assert row["seconds_of_one"] > row["seconds"] > 0
+
+
+def test_a_row_is_reproduced():
+    (row,) = [each for each in read() if each["system"] == "buqi"]
+    found = compared(row)
+    assert found.published == pytest.approx(1.91, abs=0.005)
+    assert abs(found.error) <= 0.2
+
+
+def test_errors_are_summed_up():
+    row: dict[str, Any] = {"what": "", "hardware": "", "layout": "", "held_out": True}
+    rows = [Row(published=2.0, predicted=predicted, **row) for predicted in (2.0, 2.2, 4.0)]
+    assert summary("held out", rows) == "held out: median error 10 %, 2 of 3 within 20 %"
+
+
+def test_the_regret_of_a_choice_is_what_it_takes_over_the_best():
+    cells = tuple(Cell(layout=name, predicted=1.0, measured=taken) for name, taken in (("a", 1.0), ("b", 1.5)))
+    both = Cells(what="wan", cells=cells, chosen="a", rule="b")
+    assert (both.regret("a"), both.regret("b")) == (0.0, 0.5)
+    assert 'takes "a", 0 % over the best; without a plan "b" is taken, 50 % over it' in both.describe()
+    assert FILE.is_file()

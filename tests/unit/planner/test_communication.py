@@ -1,0 +1,74 @@
+"""Exchanges over links: who sends to whom, and which link is the slowest."""
+
+import pytest
+
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.planner.communication import PATTERNS, exchanged, members
+from parallel_backend.planner.hardware.description import Device, Hardware, Link
+from parallel_backend.planner.models import find
+from parallel_backend.planner.request import prompt
+from parallel_backend.strategies import STRATEGIES
+from parallel_backend.strategies.batch import BatchSplit
+from parallel_backend.strategies.ring import Ring
+from parallel_backend.strategies.ulysses import Ulysses
+
+DEVICE = Device(name="card", matrix=1e14, attention=1e14, memory=1e11, bandwidth=1e12)
+FAST, SLOW = 1e11, 1e9
+
+
+def machine(*links: Link) -> Hardware:
+    whole = Link(devices=(0, 1, 2, 3), bandwidth=SLOW, latency=1e-5)
+    return Hardware(name="four", devices=(DEVICE,) * 4, links=(whole, *links))
+
+
+@pytest.fixture(scope="module")
+def wan():
+    return prompt(find("wan2.1-t2v-1.3b"), "256x256x5", guided=True)
+
+
+def test_every_strategy_has_a_pattern():
+    assert {type(strategy) for strategy in STRATEGIES} == set(PATTERNS)
+
+
+def test_members_of_axes():
+    layout = ParallelLayout(cfg=2, ring=2, ulysses=2)
+    assert members(layout, 5, "ulysses") == [4, 5]
+    assert members(layout, 5, "ring") == [5, 7]
+    assert members(layout, 5, "cfg") == [1, 5]
+    assert members(layout, 5, "sequence") == [4, 5, 6, 7]
+
+
+def sent(layout: ParallelLayout, wan, hardware: Hardware):
+    return exchanged(layout, wan.plan(layout).workload(2), hardware)
+
+
+def test_seconds_are_bytes_over_the_link(wan):
+    found = sent(ParallelLayout(ulysses=4), wan, machine())[Ulysses]
+    assert found.nbytes > 0
+    assert found.seconds == pytest.approx(found.nbytes / SLOW)
+    assert found.latency == 1e-5
+
+
+def test_a_faster_link_of_two_carries_what_they_exchange(wan):
+    pairs = [Link(devices=pair, bandwidth=FAST, latency=1e-6) for pair in ((0, 1), (2, 3))]
+    layout = ParallelLayout(cfg=2, ulysses=2)
+    found = sent(layout, wan, machine(*pairs))
+    assert found[Ulysses].seconds == pytest.approx(found[Ulysses].nbytes / FAST)
+    assert found[BatchSplit].seconds == pytest.approx(found[BatchSplit].nbytes / SLOW)
+
+
+def test_a_ring_over_two_hosts_is_as_slow_as_its_slowest_link(wan):
+    pairs = [Link(devices=pair, bandwidth=FAST, latency=1e-6) for pair in ((0, 1), (2, 3))]
+    found = sent(ParallelLayout(ring=4), wan, machine(*pairs))[Ring]
+    assert found.seconds == pytest.approx(found.nbytes / SLOW)
+
+
+def test_what_all_devices_send_shares_a_total(wan):
+    card = Link(devices=(0, 1, 2, 3), bandwidth=FAST, latency=1e-5, total=SLOW)
+    hardware = Hardware(name="four", devices=(DEVICE,) * 4, links=(card,))
+    found = sent(ParallelLayout(ulysses=4), wan, hardware)[Ulysses]
+    assert found.seconds == pytest.approx(4 * found.nbytes / SLOW, rel=0.05)
+
+
+def test_one_rank_sends_nothing(wan):
+    assert all(each.seconds == 0 for each in sent(ParallelLayout(), wan, machine()).values())

@@ -1,0 +1,80 @@
+"""What a rank measures of its machine, and what is predicted from it."""
+
+import msgspec
+import pytest
+import torch
+
+from parallel_backend.distributed.world import world
+from parallel_backend.errors import InvalidRequest
+from parallel_backend.families.registry import family_of
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.planner import probe
+from parallel_backend.planner.models import Model
+from parallel_backend.planner.prediction import predict
+from parallel_backend.planner.request import Prompt
+from parallel_backend.protocol.messages import Trial
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
+
+WAN = "WanTransformer3DModel"
+MESSAGE = Trial(model=ModelSpec(path="/", devices=Devices(kind="cpu", indices=(0,))), name=probe.NAME)
+
+
+def asked(class_name: str) -> tuple[Prompt, probe.ProbeRequest]:
+    family = family_of(class_name)
+    variant = next(iter(family.variants().values()))
+    model = Model(name="small", class_name=class_name, config=variant.config, text=variant.text)
+    prompt = Prompt(model=model, size=variant.size, steps=2, dtype=torch.float32)
+    request = probe.ProbeRequest(
+        class_name=class_name, config=dict(variant.config), shapes=prompt.shapes, dtype="float32", name="here",
+        device_names=("cpu",),
+    )  # fmt: skip
+    return prompt, request
+
+
+def measured(request: probe.ProbeRequest):
+    axis = world(0, 1)
+    return probe.answered(probe.run(MESSAGE, probe.asked_by(request), axis, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    "class_name", [WAN, "FluxTransformer2DModel", "LatteTransformer3DModel", "LTX2VideoTransformer3DModel"]
+)
+def test_one_rank_measures_its_layers_and_its_attention(class_name):
+    prompt, request = asked(class_name)
+    hardware = measured(request)
+    (device,) = hardware.devices
+    assert [share for share, _ in device.layers] == [1.0]
+    assert all(seconds > 0 for curve in (device.layers, device.attends) for _, seconds in curve)
+    assert (hardware.name, device.name, device.alone, hardware.links) == ("here", "cpu", 1.0, ())
+    predicted = predict(prompt, ParallelLayout(), hardware)
+    assert predicted.step.layers == pytest.approx(device.layers[0][1])
+    assert predicted.sampling == pytest.approx(2 * predicted.step.seconds)
+
+
+def test_a_larger_size_takes_longer():
+    _, request = asked(WAN)
+    larger = msgspec.structs.replace(request, shapes={**request.shapes, "hidden_states": (1, 16, 5, 40, 40)})
+    small, large = measured(request), measured(larger)
+    assert large.devices[0].layers[0][1] > 2 * small.devices[0].layers[0][1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"class_name": "NoSuchTransformer"},
+        {"dtype": "nothing"},
+        {"dtype": "nn"},
+        {"device_names": ("a", "b")},
+        {"shapes": {"hidden_states": (1, 16, 3, 5, 7)}},
+    ],
+)
+def test_a_wrong_request_is_refused(change):
+    _, request = asked(WAN)
+    with pytest.raises(InvalidRequest):
+        measured(msgspec.structs.replace(request, **change))
+
+
+@pytest.mark.parametrize("tensors", [{}, {probe.REQUEST: torch.zeros(4, dtype=torch.uint8)}])
+def test_a_request_that_is_none_is_refused(tensors):
+    with pytest.raises(InvalidRequest, match="understands"):
+        probe.run(MESSAGE, tensors, world(0, 1), torch.device("cpu"))
