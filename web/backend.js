@@ -43,6 +43,7 @@ import { t } from "./texts.js";
  * @property {string} [endpoint]
  * @property {Steps} steps
  * @property {Trouble | null} trouble
+ * @property {string} reason why the last sampling has its layout; "" if no plan chose it
  */
 
 const PREFIX = "/parallel_dit";

@@ -16,15 +16,24 @@ const OURS = Symbol("parallel-dit");
 /** Shows badges from now on. */
 export function showBadges() {
   api.addEventListener(EVENT, (/** @type {{detail: Step}} */ { detail }) => {
-    const node = found(detail.node);
-    if (!node) return;
-    const before = node.badges ?? [];
-    node.badges = [...before.filter((/** @type {any} */ each) => !each[OURS]), badge(text(detail))];
-    node.setDirtyCanvas?.(true, false);
-    // Nodes 2.0 looks again only when it is told.
-    const changed = { type: "node:property:changed", nodeId: node.id, property: "badges" };
-    node.graph?.trigger?.(changed.type, { ...changed, oldValue: before, newValue: node.badges });
+    // The nodes of the subgraphs around it show it too: mostly these are what is in sight.
+    const ids = detail.node.split(":");
+    for (const count of ids.keys()) show(found(ids.slice(0, count + 1).join(":")), text(detail));
   });
+}
+
+/**
+ * @param {any} node undefined if the open workflow has no such node
+ * @param {string} words
+ */
+function show(node, words) {
+  if (!node) return;
+  const before = node.badges ?? [];
+  node.badges = [...before.filter((/** @type {any} */ each) => !each[OURS]), badge(words)];
+  node.setDirtyCanvas?.(true, false);
+  // Nodes 2.0 looks again only when it is told.
+  const changed = { type: "node:property:changed", nodeId: node.id, property: "badges" };
+  node.graph?.trigger?.(changed.type, { ...changed, oldValue: before, newValue: node.badges });
 }
 
 /** @param {Step} step */

@@ -68,6 +68,7 @@ class Activity:
         self._clock, self._lock = clock, threading.Lock()
         self._steps, self._at = Steps(), 0.0
         self._trouble: Trouble | None = None
+        self._reason = ""
 
     @property
     def steps(self) -> Steps:
@@ -80,6 +81,17 @@ class Activity:
         """The last failure or recovery."""
         with self._lock:
             return self._trouble
+
+    @property
+    def reason(self) -> str:
+        """Why the last sampling has its layout, in a sentence; "" if no plan chose it."""
+        with self._lock:
+            return self._reason
+
+    def planned(self, reason: str) -> None:
+        """Note why a sampling has its layout."""
+        with self._lock:
+            self._reason = reason
 
     def progressed(self, origin: Origin | None, done: float, total: float) -> None:
         """Note how many steps are done. The time since the last one counts if the same node goes on."""

@@ -37,6 +37,7 @@ from .noted_steps import (
     note_failure,
     note_recovery,
     note_steps,
+    noted_plan,
     noted_progress,
     sampling_text,
     time_left,
@@ -171,7 +172,7 @@ class Handle:
         request = RetriedRequest(
             session.client, message, tensors,
             interrupted=comfy.model_management.processing_interrupted,
-            on_progress=shown_progress(phase, self.show, noted, left),
+            on_progress=noted_plan(message, shown_progress(phase, self.show, noted, left)),
             recovery=session.recovery(self.tell, partial(comfyui_models.unload, shared) if shared else None),
         )  # fmt: skip
         with self._errors_for_comfyui():

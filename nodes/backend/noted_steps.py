@@ -5,11 +5,11 @@ from comfy_execution.utils import get_executing_context
 from torch import Tensor
 
 from ...parallel_backend.errors import BackendError
-from ...parallel_backend.protocol.messages import Progress
+from ...parallel_backend.protocol.messages import Forward, Progress, RankRequest, Sample
 from ...parallel_backend.protocol.origin import Origin
 from .activity import Activity, named
 from .page import notice, tell_steps
-from .progress_text import OnProgress, duration
+from .progress_text import PLANNING, OnProgress, duration
 from .session import current
 
 SAMPLING = "sampling"
@@ -94,5 +94,19 @@ def noted_progress(origin: Origin | None, phase: str, on_progress: OnProgress | 
             _note(origin, progress.value, progress.total)
         if on_progress is not None:
             on_progress(progress, tensors)
+
+    return progressed
+
+
+def noted_plan(message: RankRequest, on_progress: OnProgress) -> OnProgress:
+    """Return a callback that also notes why a sampling gets its layout. The reason of the one before is forgotten."""
+    activity = current().part(Activity)
+    if isinstance(message, Forward | Sample) and not message.model.mode:
+        activity.planned("")
+
+    def progressed(progress: Progress, tensors: dict[str, Tensor]) -> None:
+        if progress.phase == PLANNING and progress.note:
+            activity.planned(progress.note)
+        on_progress(progress, tensors)
 
     return progressed

@@ -12,10 +12,13 @@ OnProgress = Callable[[Progress, dict[str, Tensor]], None]
 TimeLeft = Callable[[float, float], str]
 """Returns how long the rest will take, by how much of how much is done, as it follows a text; "" if unknown."""
 
+PLANNING = "planning"
+"""The phase whose note is why a layout was chosen."""
+
 WAIT_TEXTS: dict[str, str] = {
     "queued": "waiting for another request",
     "start": "starting ranks",
-    "planning": "choosing a layout",
+    PLANNING: "choosing a layout",
     "loading": "loading weights",
     "compiling": "compiling the model's blocks; kept on disk for the next start",
 }

@@ -62,4 +62,5 @@ def _comfyui() -> Json:
     return {
         "steps": msgspec.to_builtins(steps) | {"left": steps.left},
         "trouble": asdict(trouble) if trouble else None,
+        "reason": activity.reason,
     }

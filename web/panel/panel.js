@@ -71,7 +71,7 @@ function drawnAll(shown) {
     sections.steps(shown.steps),
     sections.queue(shown.status),
     sections.model(shown.status),
-    sections.layout(shown.status, automatic),
+    sections.layout(shown.status, automatic, shown.reason),
   ];
   return found.filter((section) => section !== null).map(drawn);
 }

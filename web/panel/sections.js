@@ -69,15 +69,17 @@ export function model(status) {
 /**
  * @param {Status | null} status
  * @param {boolean | null} automatic whether the backend chose the layout; null if that is not known
+ * @param {string} reason why it did; "" if no plan chose it
  */
-export function layout(status, automatic) {
+export function layout(status, automatic, reason) {
   if (!status?.layout) return { title: t("section.layout"), content: [line(t("layout.none"))] };
   const lines = layoutLines(status.layout);
   const who = automatic === null ? [] : [line(t(automatic ? "layout.automatic" : "layout.chosen"))];
+  const why = automatic && reason ? [line(reason)] : [];
   const rows = lines.flatMap(({ name, meaning }) => [element("dt", {}, name), element("dd", {}, meaning)]);
   const content = rows.length ? [element("dl", { class: "pdit-layout" }, ...rows)] : [line(t("layout.one"))];
   const kind = status.approximation;
-  return { title: t("section.layout"), content: [...who, ...content, ...(kind ? [line(t("layout.approximate", { kind }), "pdit-note")] : [])] };
+  return { title: t("section.layout"), content: [...who, ...why, ...content, ...(kind ? [line(t("layout.approximate", { kind }), "pdit-note")] : [])] };
 }
 
 /**

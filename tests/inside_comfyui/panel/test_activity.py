@@ -5,7 +5,8 @@ from any_folder_name.nodes.backend import noted_steps, session
 from any_folder_name.nodes.backend.activity import HISTORY, Activity, named
 from any_folder_name.nodes.backend.progress_text import duration, shown_progress
 from any_folder_name.parallel_backend.errors import OutOfMemory
-from any_folder_name.parallel_backend.protocol.messages import Progress
+from any_folder_name.parallel_backend.protocol.messages import Forward, Progress
+from any_folder_name.parallel_backend.protocol.model_spec import Devices, ModelSpec
 from any_folder_name.parallel_backend.protocol.origin import MAX_NAME, Origin
 
 pytestmark = pytest.mark.newest
@@ -90,3 +91,23 @@ def test_times_are_said_as_they_are_read() -> None:
     assert [duration(each) for each in (0.2, 12.4, 89.0, 90.0, 3000.0, 5400.0, 9000.0)] == [
         "0 s", "12 s", "89 s", "2 min", "50 min", "1.5 h", "2.5 h",
     ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("_session")
+def test_the_reason_of_a_plan_is_kept_until_a_sampling_without_one() -> None:
+    planned, explicit = (
+        Forward(model=ModelSpec(path="/m", devices=Devices(kind="cpu", indices=(0,)), mode=mode), branches=1)
+        for mode in ("fastest", "")
+    )
+    noted, passed = session.current().part(Activity), list[str]()
+    shown = noted_steps.noted_plan(planned, lambda progress, _: passed.append(progress.phase))
+    shown(Progress(phase="planning", value=0, total=1), {})
+    assert noted.reason == ""
+    shown(Progress(phase="planning", value=1, total=1, note="two GPUs: 1.9 times as fast"), {})
+    shown(Progress(phase="loading", value=1, total=1, note="read again"), {})
+    assert noted.reason == "two GPUs: 1.9 times as fast"
+    noted_steps.noted_plan(planned, shown)
+    assert noted.reason == "two GPUs: 1.9 times as fast"
+    noted_steps.noted_plan(explicit, shown)
+    assert noted.reason == ""
+    assert passed == ["planning", "planning", "loading"]
