@@ -1,9 +1,5 @@
-"""What a user does: open an example workflow, press Run, see the image; put the blueprint into a workflow.
+"""What a user does: open an example workflow, press Run, see the image; put the blueprint into a workflow."""
 
-``PARALLEL_DIT_SCREENSHOT=docs/screenshot.png`` saves the finished page there.
-"""
-
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,9 +102,6 @@ def test_run_shows_the_finished_image(page: "Page") -> None:
     page.wait_for_function(IMAGE_SIZE, timeout=300_000)
     size = workflows.api(name)["4"]["inputs"]
     assert page.evaluate(IMAGE_SIZE) == [size["width"], size["height"]]
-    if target := os.environ.get("PARALLEL_DIT_SCREENSHOT"):
-        page.wait_for_timeout(1000)  # the canvas draws the image with the next frame
-        page.screenshot(path=str(comfy_paths.ROOT / target))
 
 
 PARALLEL_MODEL = "Z-Image turbo, text to image"

@@ -67,7 +67,7 @@ LEFT_OUT = {
     r"bash scripts/test\.sh.*": "is what runs the tests",
     r"PARALLEL_DIT_WRITE_NODES=1 bash scripts/test\.sh --grid .*": "takes hours",
     r"pytest tests/unit/families -k FluxTransformer2DModel": "is a part of the tests",
-    r"PARALLEL_DIT_SCREENSHOT=\S+ pytest tests/browser -k run": "is a part of the tests",
+    r"PARALLEL_DIT_SCREENS=\S+ pytest tests/browser/.*": "is a part of the tests",
     r"python -m lab verify --family flux": "takes minutes; test.sh runs one variant of it",
     r'python -m lab verify --layout "mine=3"': "names a strategy that the reader has written",
 }

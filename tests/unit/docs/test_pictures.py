@@ -54,3 +54,14 @@ def test_the_table_of_model_files_is_that_of_the_templates():
     text = models_table.PAGE.read_text(encoding="utf-8")
     assert models_table.page(text) == text, "run python -m scripts.generate"
     assert "`models/diffusion_models/z_image_turbo_bf16.safetensors`" in text
+
+
+SCREENS = sorted(files.FOLDER.with_name("screens").iterdir())
+
+
+def test_every_picture_of_the_page_is_small_and_shown():
+    pages = [*tables.DOCS.glob("*.md"), tables.DOCS.parent / "README.md"]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert len(SCREENS) >= 8
+    assert [file.name for file in SCREENS if file.stat().st_size > 150_000] == []
+    assert [file.name for file in SCREENS if f"screens/{file.name})" not in text] == []
