@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -109,12 +110,14 @@ def test_pipefusion_with_a_cache_is_refused_and_native_stages_are_not(load_remot
 
 
 def test_a_label_reaches_the_metadata_of_the_running_prompt() -> None:
-    scope: dict[str, Any] = {"__name__": "execution", "label": picture_metadata.label_running_prompt}
-    exec("def execute(extra_data):\n    label('3', {'approximate': 'step cache'})", scope)
+    def labelling(extra_data: dict[str, Any]) -> None:
+        picture_metadata.label_running_prompt("3", {"approximate": "step cache"})
+
+    execute = FunctionType(labelling.__code__, {"__name__": "execution", "picture_metadata": picture_metadata})
     extra: dict[str, Any] = {"extra_pnginfo": {"workflow": {}}}
-    scope["execute"](extra)
+    execute(extra)
     assert extra["extra_pnginfo"]["parallel_dit"] == {"3": {"approximate": "step cache"}}
-    scope["execute"]({})
+    execute({})
     picture_metadata.label_running_prompt("3", {"approximate": "step cache"})
 
 
