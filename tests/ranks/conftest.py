@@ -16,12 +16,25 @@ Pools = Callable[[int], Pool]
 
 
 @pytest.fixture(scope="session")
-def pools() -> Iterator[Pools]:
-    """``pools(n)`` is a pool of ``n`` ranks."""
-    started: dict[int, Pool] = {}
-    yield lambda size: started.setdefault(size, Pool(size))
-    for pool in started.values():
+def _started() -> Iterator[dict[int, Pool]]:
+    pools: dict[int, Pool] = {}
+    yield pools
+    for pool in pools.values():
         pool.close()
+
+
+@pytest.fixture(scope="session")
+def pools(_started: dict[int, Pool]) -> Pools:
+    """``pools(n)`` is a pool of ``n`` ranks."""
+    return lambda size: _started.setdefault(size, Pool(size))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_models_of_other_modules(_started: dict[int, Pool]) -> Iterator[None]:
+    """Let no rank keep models after a module: those of all modules do not fit into memory."""
+    yield
+    for pool in _started.values():
+        pool.run(driver.forget)
 
 
 @pytest.fixture(scope="session")

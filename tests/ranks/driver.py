@@ -23,6 +23,7 @@ from parallel_backend.loading.offload_plan import decide
 from parallel_backend.machines.ranks import host_links
 from parallel_backend.machines.ranks.crossing import HostMap
 from parallel_backend.machines.ranks.known import Known
+from parallel_backend.processes import trim_heap
 from parallel_backend.protocol.messages import Progress, RankRequest
 from parallel_backend.protocol.status import HostLink
 from parallel_backend.protocol.tensors import describe
@@ -74,6 +75,14 @@ def known(rank: int) -> Known:
     elsewhere = engine(rank).elsewhere
     assert isinstance(elsewhere, Known)
     return elsewhere
+
+
+def forget(rank: int) -> None:
+    """Free all models of this rank."""
+    for mine in _ENGINES:
+        mine._models.clear()
+    gc.collect()
+    trim_heap()
 
 
 def place(rank: int, hosts: list[tuple[str, str]]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from any_folder_name.nodes import loader, sampler
 from any_folder_name.nodes.backend import session
 from any_folder_name.nodes.backend.held_models import HeldModels
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
+from any_folder_name.parallel_backend.processes import trim_heap
 from any_folder_name.parallel_backend.protocol.messages import Progress
 from any_folder_name.parallel_backend.step_loop.request_sampler import RequestSampler
 from comfy_execution.graph import DynamicPrompt
@@ -125,10 +126,23 @@ def load_remote(load: Callable[..., Loaded], backend: FreeingClient) -> Callable
     return run
 
 
-@cache
+@lru_cache(maxsize=8)  # those of all cases take gigabytes
 def native_case(name: str) -> Any:
     """Return ComfyUI's own model of a case."""
     return CASES[name].native()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_models_of_other_modules(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep no weights after a module, here and on the ranks: those of all modules do not fit into memory."""
+    yield
+    for client in list(FreeingClient.all):
+        client.free()
+    for found in [native_case, *vars(request.module).values()]:
+        if hasattr(found, "cache_clear"):
+            found.cache_clear()
+    gc.collect()
+    trim_heap()
 
 
 @pytest.fixture
