@@ -1,8 +1,8 @@
 """A client of a real backend that can free all weights that it has asked for."""
 
+import os
 from pathlib import Path
-from typing import Any, ClassVar
-from weakref import WeakSet
+from typing import Any
 
 import torch
 from any_folder_name.parallel_backend.client.client import Client
@@ -12,17 +12,10 @@ from any_folder_name.parallel_backend.protocol.model_spec import ModelSpec
 
 
 class FreeingClient(Client):
-    """A client that knows which models the ranks may hold.
-
-    Attributes:
-        all: every client that is in use.
-    """
-
-    all: ClassVar[WeakSet["FreeingClient"]] = WeakSet()
+    """A client that knows which models the ranks may hold."""
 
     def __init__(self, folder: Path, *, idle_timeout: float) -> None:
         super().__init__(endpoint=Endpoint(folder=folder), idle_timeout=idle_timeout)
-        FreeingClient.all.add(self)
         self._models: dict[tuple[str, str, str], ModelSpec] = {}  # those that the ranks hold once, once
 
     def attempt(self, message: RankRequest, *args: Any, **options: Any) -> dict[str, torch.Tensor]:
@@ -33,6 +26,9 @@ class FreeingClient(Client):
         return super().attempt(message, *args, **options)
 
     def free(self) -> None:
-        """Free the weights on all ranks."""
-        while self._models:
-            super().call(Unload(model=self._models.popitem()[1]))
+        """Free the weights on all ranks. Each request takes a moment, so there is none for what has left already."""
+        models, self._models = list(self._models.values()), {}
+        held = {model.path for rank in self.status().ranks for model in rank.models} if models else set()
+        for model in models:
+            if os.path.abspath(model.path) in held:
+                super().call(Unload(model=model))

@@ -132,19 +132,6 @@ def native_case(name: str) -> Any:
     return CASES[name].native()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _without_models_of_other_modules(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Keep no weights after a module, here and on the ranks: those of all modules do not fit into memory."""
-    yield
-    for client in list(FreeingClient.all):
-        client.free()
-    for found in [native_case, *vars(request.module).values()]:
-        if hasattr(found, "cache_clear"):
-            found.cache_clear()
-    gc.collect()
-    trim_heap()
-
-
 @pytest.fixture
 def load_case(
     models: Path, load_remote: Callable[..., Loaded], backend: FreeingClient, request: pytest.FixtureRequest
@@ -166,10 +153,15 @@ def load_case(
 
 
 @pytest.fixture(autouse=True, scope="module")
-def freed(backend: FreeingClient) -> Iterator[None]:
-    """Free the ranks' memory of the models of a module's tests: all together take 8 GB."""
+def freed(backend: FreeingClient, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Free the memory of the models of a module's tests, here and on the ranks: all together take 8 GB in each."""
     yield
     backend.free()
+    for found in [native_case, *vars(request.module).values()]:
+        if hasattr(found, "cache_clear"):
+            found.cache_clear()
+    gc.collect()
+    trim_heap()
 
 
 @pytest.fixture(autouse=True)
