@@ -126,7 +126,7 @@ def test_an_exact_result_says_nothing(page: "Page") -> None:
         "() => window.app.graph._nodes.find((node) => node.type === 'SaveImage')?.imgs?.[0]?.complete", timeout=PATIENCE
     )
     page.wait_for_timeout(1000)
-    assert page.locator(".p-toast-message").count() == 0
+    assert page.locator(".p-toast-message").all_inner_texts() == []
 
 
 def pids(server: ComfyServer) -> set[int]:

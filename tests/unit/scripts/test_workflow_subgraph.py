@@ -55,18 +55,30 @@ def test_links_and_slots_name_each_other(name: str) -> None:
             assert found == slot["linkIds"]
             assert found
     inner = [[link[each] for each in workflow_subgraph.LINK] for link in subgraph["links"]]
-    for level, links in ((graph["nodes"], graph["links"]), (subgraph["nodes"], inner)):
-        by_id = {each["id"]: each for each in level}
-        assert len({link[0] for link in links}) == len(links)
-        for number, source, slot, target, at, kind in links:
-            if source in by_id:
-                output = by_id[source]["outputs"][slot]
-                assert number in output["links"]
-                assert output["type"] == kind
-            if target in by_id:
-                assert by_id[target]["inputs"][at]["link"] == number
-        assert {source for _, source, *_ in links} <= by_id.keys() | {INPUTS}
-        assert {link[3] for link in links} <= by_id.keys() | {OUTPUTS}
+    check_links(graph["nodes"], graph["links"])
+    check_links(subgraph["nodes"], inner)
+
+
+@pytest.mark.parametrize("name", sorted(set(workflows.names()) - set(NAMES)))
+def test_links_without_a_subgraph_are_at_both_ends(name: str) -> None:
+    """ComfyUI 0.8.0 shows a warning of others when it opens them."""
+    graph = workflows.graph(name)
+    check_links(graph["nodes"], graph["links"])
+
+
+def check_links(level: list[dict[str, Any]], links: list[list[Any]]) -> None:
+    """Check that the nodes of a graph name the links that name them."""
+    by_id = {each["id"]: each for each in level}
+    assert len({link[0] for link in links}) == len(links)
+    for number, source, slot, target, at, kind in links:
+        if source in by_id:
+            output = by_id[source]["outputs"][slot]
+            assert number in output["links"]
+            assert output["type"] == kind
+        if target in by_id:
+            assert by_id[target]["inputs"][at]["link"] == number
+    assert {source for _, source, *_ in links} <= by_id.keys() | {INPUTS}
+    assert {link[3] for link in links} <= by_id.keys() | {OUTPUTS}
 
 
 @pytest.mark.parametrize(
