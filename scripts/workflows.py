@@ -160,6 +160,9 @@ def flat_graph(prompt: Prompt, object_info: dict[str, Any]) -> dict[str, Any]:
     """A prompt in the web page's format, its nodes without places."""
     links: list[list[Any]] = []
     nodes = [_node(int(key), entry, object_info[entry["class_type"]], links) for key, entry in prompt.items()]
+    by_id = {node["id"]: node for node in nodes}
+    for number, source, output, *_ in links:
+        by_id[source]["outputs"][output]["links"].append(number)
     return {
         "id": str(uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(prompt, sort_keys=True))),
         "revision": 0,
