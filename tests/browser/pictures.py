@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 MOST = 150_000
 """Bytes of a picture."""
 QUALITIES = (90, 82, 74, 66)
+READABLE = """async () => {
+    await window.app.extensionManager.setting.set("LiteGraph.Canvas.MinFontSizeForLOD", 0)
+    window.app.canvas.setDirty(true, true)
+}"""
+"""Draws the texts of nodes, which the page leaves out where they are small."""
 
 
 def save(page: "Page", name: str, **options: Any) -> None:
@@ -28,6 +33,8 @@ def save(page: "Page", name: str, **options: Any) -> None:
     folder = os.environ.get("PARALLEL_DIT_SCREENS")
     if not folder:
         return
+    page.evaluate(READABLE)
+    page.wait_for_timeout(700)
     target = ROOT / folder / f"{name}.jpg"
     target.parent.mkdir(parents=True, exist_ok=True)
     _write(Image.open(io.BytesIO(page.screenshot(**options))).convert("RGB"), target)

@@ -39,6 +39,7 @@ ADD_LAYOUT = """(degrees) => {
     for (const [name, value] of Object.entries(degrees)) layout.widgets.find((each) => each.name === name).value = value
     layout.connect(0, loader, loader.inputs.findIndex((input) => input.name === "layout"))
 }"""
+NOTHING_RUNS = "async () => (await (await fetch('/api/queue')).json()).queue_running.length === 0"
 DRAWN_BY_VUE = "(on) => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)"
 
 
@@ -47,9 +48,7 @@ def page(page: "Page", page_server: ComfyServer) -> "Iterator[Page]":
     """The page of a ComfyUI that runs nothing, before and after."""
     yield page
     page_server.client.interrupt()
-    page.wait_for_function(
-        "async () => (await (await fetch('/api/queue')).json()).queue_running.length === 0", timeout=PATIENCE
-    )
+    page.wait_for_function(NOTHING_RUNS, timeout=PATIENCE)
     page.evaluate(DRAWN_BY_VUE, False)
 
 
@@ -171,3 +170,7 @@ def test_a_failure_is_said_with_what_to_do(page: "Page", page_server: ComfyServe
     assert "SIGKILL" in failed.inner_text()
     assert "Queue the prompt again: the processes start anew." in failed.inner_text()
     picture(page, "failed")
+    # The other tests' prompts load anew then, and with all devices: those that were killed as they started were left.
+    page.wait_for_function(NOTHING_RUNS, timeout=PATIENCE)
+    page_server.client.request("/free", {"unload_models": True, "free_memory": True})
+    page.wait_for_timeout(2000)
