@@ -60,12 +60,25 @@ def browser() -> "Iterator[Browser]":
         browser.close()
 
 
+def _loaded(server: ComfyServer, browser: "Browser") -> "Page":
+    page = browser.new_page(viewport={"width": 1600, "height": 900})
+    page.set_default_timeout(1000 * PATIENCE)
+    page.goto(server.client.url, wait_until="domcontentloaded")
+    page.wait_for_function("() => window.app?.graph && window.app.vueAppReady", timeout=1000 * PATIENCE)
+    return page
+
+
 @pytest.fixture
 def page(page_server: ComfyServer, browser: "Browser") -> "Iterator[Page]":
     """ComfyUI's loaded page."""
-    page = browser.new_page(viewport={"width": 1600, "height": 900})
-    page.set_default_timeout(1000 * PATIENCE)
-    page.goto(page_server.client.url, wait_until="domcontentloaded")
-    page.wait_for_function("() => window.app?.graph && window.app.vueAppReady", timeout=1000 * PATIENCE)
+    page = _loaded(page_server, browser)
+    yield page
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def one_page(page_server: ComfyServer, browser: "Browser") -> "Iterator[Page]":
+    """ComfyUI's page for tests that leave nothing behind that others see: to load one takes many seconds."""
+    page = _loaded(page_server, browser)
     yield page
     page.close()

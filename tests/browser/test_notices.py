@@ -156,6 +156,7 @@ def killed_ranks(server: ComfyServer, times: int) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.newest
 def test_a_failure_is_said_with_what_to_do(page: "Page", page_server: ComfyServer) -> None:
     page.evaluate(OPEN, NATIVE)
     page.evaluate(SET, ["KSampler", "steps", 3000])

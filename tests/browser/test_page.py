@@ -55,15 +55,15 @@ def has(node: dict[str, Any], name: str, info: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("name", workflows.names())
 def test_a_workflow_opens_with_no_missing_node_and_queues_the_prompt_of_the_api_format(
-    page: "Page", page_server: ComfyServer, comfyui_path: Path, name: str
+    one_page: "Page", page_server: ComfyServer, comfyui_path: Path, name: str
 ) -> None:
     info = page_server.client.object_info()
-    page.evaluate(OPEN, name)
-    missing = set(page.evaluate(MISSING))
+    one_page.evaluate(OPEN, name)
+    missing = set(one_page.evaluate(MISSING))
     assert missing == {node["class_type"] for node in workflows.api(name).values()} - info.keys()
     assert not missing or workflows.needed_release(name) > comfy_paths.release(comfyui_path)
     if not missing:
-        sent: Prompt = page.evaluate(PROMPT)
+        sent: Prompt = one_page.evaluate(PROMPT)
         assert known(workflows.flat(sent), info) == known(workflows.api(name), info)
 
 

@@ -48,13 +48,14 @@ def open_panel(page: "Page") -> None:
 
 
 @pytest.fixture(params=THEMES)
-def themed(request: pytest.FixtureRequest, page: "Page") -> "Page":
-    page.evaluate("(name) => window.app.extensionManager.setting.set('Comfy.ColorPalette', name)", request.param)
-    open_panel(page)
-    page.locator(".pdit-panel[data-state]").wait_for()  # the server's own state has come
-    return page
+def themed(request: pytest.FixtureRequest, one_page: "Page") -> "Page":
+    one_page.evaluate("(name) => window.app.extensionManager.setting.set('Comfy.ColorPalette', name)", request.param)
+    open_panel(one_page)
+    one_page.locator(".pdit-panel[data-state]").wait_for()  # the server's own state has come
+    return one_page
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("state", STATES)
 def test_every_state_fits_and_is_accessible(

@@ -11,6 +11,8 @@ from any_folder_name.parallel_backend.errors import InvalidRequest
 from natives import HEAVY
 from natives.loadable import CASES, FIRST, file_name, with_assumed_sizes, write
 
+pytestmark = pytest.mark.newest
+
 
 @pytest.fixture(autouse=True)
 def assumed_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,8 @@ from helpers.watched import SilentClient, watched
 from natives.files import FILE_CASES
 from safetensors.torch import save_file
 
+pytestmark = pytest.mark.newest
+
 LAYER = "blocks.0.self_attn.q"
 MISSING = object()
 

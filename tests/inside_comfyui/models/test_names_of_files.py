@@ -27,6 +27,8 @@ from natives.loadable import CASES, FIRST, with_assumed_sizes, write
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+pytestmark = pytest.mark.newest
+
 CLOSE = 1e-4
 BEGINNINGS = ("model.diffusion_model.", "net.", "model.", "model.model.")
 """What ComfyUI's ``unet_prefix_from_state_dict`` knows."""

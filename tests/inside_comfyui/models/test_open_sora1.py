@@ -25,6 +25,8 @@ from safetensors.torch import load_file
 
 from scripts import workflows
 
+pytestmark = pytest.mark.newest
+
 CLOSE = 1e-4
 NODES = (
     ParallelLoader, ParallelOpenSora1Prompt, ParallelOpenSora1Video, ParallelSampler, ParallelVAE, ParallelVAEDecode,

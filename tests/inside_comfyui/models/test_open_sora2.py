@@ -30,6 +30,8 @@ from safetensors.torch import load_file
 
 from scripts import workflows
 
+pytestmark = pytest.mark.newest
+
 CLOSE = 1e-4
 NODES = (
     ParallelLoader, ParallelOpenSora2Prompt, ParallelOpenSora2Video, ParallelOpenSora2Sampling,

@@ -131,7 +131,11 @@ def test_every_workflow_with_files_is_here() -> None:
     assert {name for name in workflows.names() if workflows.needs_download(name)} == set(ALL_CASES) | ELSEWHERE
 
 
-@pytest.mark.parametrize("name", CASES)
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.grid] if "image edit" in name else []  # each takes as long as all others
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in CASES])
 def test_a_workflow_gives_the_latents_and_pixels_that_comfyui_alone_gives(
     name: str, executor: Executor, tmp_path: Path, native_loads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,8 @@ from helpers.inside_fixtures import ksampler, native_case, relative_error
 from natives import CASES
 from torch import Tensor
 
+pytestmark = pytest.mark.newest
+
 CLOSE, FAR = 1e-4, 1e-2
 NAMES = ("flux dev", "wan i2v 2.1", "wan i2v 2.2", "qwen_image edit")
 ITEM = {"fp32": 4, "bf16": 2}

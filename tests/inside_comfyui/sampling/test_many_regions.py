@@ -17,6 +17,8 @@ from natives.case import seeded
 
 import nodes as core_nodes
 
+pytestmark = pytest.mark.newest
+
 CLOSE, FAR = 1e-4, 1e-2
 
 

@@ -31,6 +31,8 @@ import nodes as core_nodes
 CLOSE, FAR = 1e-4, 1e-2
 NAMES = [name for name in ("ltx2 2", "minimax_h3 t2v") if name in CASES]
 SAMPLERS = (ksampler, parallel_sampler)
+PAIRS = list(zip(NAMES, SAMPLERS, strict=False))
+"""Each model and each way of sampling once, for what takes long."""
 LONG = 40
 """Steps of a run in which something happens."""
 AT = 3
@@ -88,7 +90,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("sample", SAMPLERS)
+@pytest.mark.parametrize(("name", "sample"), PAIRS, indirect=["name"])
 def test_an_interrupt_ends_a_run_and_the_next_one_is_whole(
     name: str, sample: Callable[..., Any], load_case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +108,7 @@ def test_an_interrupt_ends_a_run_and_the_next_one_is_whole(
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("sample", SAMPLERS)
+@pytest.mark.parametrize(("name", "sample"), PAIRS, indirect=["name"])
 def test_a_run_goes_on_after_a_rank_is_killed(
     name: str,
     sample: Callable[..., Any],
@@ -133,7 +135,7 @@ def test_a_run_goes_on_after_a_rank_is_killed(
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("sample", SAMPLERS)
+@pytest.mark.parametrize(("name", "sample"), PAIRS, indirect=["name"])
 def test_an_unload_amid_a_run_and_after_it(
     name: str,
     sample: Callable[..., Any],

@@ -15,8 +15,12 @@ PUBLISHED = {
 """Bytes of published files that hold the transformer alone. Round ones are what the official templates tell."""
 
 
+LONG = ("ltx-2-19b-dev-fp8", "ltx-2.3-22b-dev-fp8", "ltx-2.5-22b-distilled-transformer-comfy-int8-convrot")
+
+
 def _marks(name):
-    return [pytest.mark.long] if room.FILES[name].format == "nvfp4" else []  # it has 1.2 GB of scales to look at
+    slow = name in LONG or room.FILES[name].format == "nvfp4"  # which has 1.2 GB of scales to look at
+    return [pytest.mark.long] if slow else []
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in room.FILES])
