@@ -56,10 +56,14 @@ class StepCache:
             value = getattr(self, name)
             if not least <= value <= most:
                 raise InvalidRequest(f"step cache {name}={value}: {least} to {most} works")
-        if self.method not in METHODS:
-            raise InvalidRequest(f"step cache method {self.method!r} does not exist: {', '.join(METHODS)} do")
+        _check_method(self.method)
         if not 0.0 <= self.threshold <= MAX_THRESHOLD:
             raise InvalidRequest(f"step cache threshold={self.threshold}: 0 to {MAX_THRESHOLD:g} works")
+
+
+def _check_method(method: str) -> None:
+    if method not in METHODS:
+        raise InvalidRequest(f"step cache method {method!r} does not exist: {', '.join(METHODS)} do")
 
 
 def preset(name: str, steps: int) -> StepCache | None:

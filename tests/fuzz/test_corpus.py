@@ -38,6 +38,7 @@ OTHER_FUNCTIONS = {
     "_parse_value": "reads what a user writes into a node",
     "parse_balance": "reads what a user writes into a node",
     "preset": "takes a name that a node offers",
+    "_check_method": "takes a name that a node offers; a message with another one does not decode",
     "add": "refuses by the length of the queue",
     "recv_header": "waits on a socket",
     "flush": "refuses to wait for a peer that does not read",

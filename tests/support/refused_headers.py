@@ -110,6 +110,10 @@ _MODELS: Refused = {
     "adapter": (_text(adapters=[{"path": "a\0", "id": "a", "strength": 1.0}]), PATH),
     "overlay": (_text(overlay={"path": "a\0", "id": "a"}), PATH),
     "step_cache": (header("Forward", {"model": MODEL, "branches": 1, "cache": {"interval": 0}}), "1 to 16 works"),
+    "step_cache_threshold": (
+        header("Forward", {"model": MODEL, "branches": 1, "cache": {"interval": 2, "threshold": -1.0}}),
+        "step cache threshold=-1.0",
+    ),
     "many_devices": (_devices(indices=[0] * 65), "65 devices are more than 64"),
     "device": (_devices(indices=[-1]), "the number of a device is from 0 to 1023"),
     "hosts": (_devices(hosts=["", "b", "b"]), "the devices need one host each"),
@@ -128,6 +132,7 @@ _LAYOUTS: Refused = {
     "combination": (_layout(shard_weights=True), "shares the weights among the ranks that split tokens"),
     "balance": (_layout(cfg=2, balance=[1.0, 2.0]), "leave it out, or raise ulysses"),
     "speeds": (_layout(pipe=2, balance=[1.0]), "balance"),
+    "speeds_of_heads": (_layout(ring=2, balance=[2.0, 1.0], attention_balance=[2.0, 1.0]), "leave out what follows"),
 }
 HEADERS: Refused = _JSON | _SHAPES | _NAMES | _MODELS | _LAYOUTS
 """Headers that do not decode."""
