@@ -20,6 +20,9 @@ from .supervisor.other_machines import Machines
 from .supervisor.ranks.compiled_code import keep_compiled_code
 from .supervisor.supervisor import Supervisor
 
+STARTS = 5
+"""How often a backend that ends at once is started."""
+
 log = logging.getLogger(__name__)
 
 IDLE_TIMEOUT = 600.0
@@ -180,18 +183,23 @@ def serve(serving: Serving, *, quiet: bool = False) -> int:
 def _detach(serving: Serving, options: argparse.Namespace) -> int:
     if serving.spares is not None:
         env.SPARES.set(str(serving.spares))  # the backend inherits it
-    _connect(serving)
-    try:
-        status = query.status(serving.endpoint)
-    except BackendUnavailable:  # it may still end, for example because a port is in use: a new start says why
-        _connect(serving)
-        status = query.status(serving.endpoint)
+    status = _status_of_started(serving)
     if other := _difference(status, serving, options):
         raise BackendUnavailable(f"a backend that {other} already runs: stop it first")
     print(f"the backend runs, pid {status.pid}" + (f", and listens at {status.listens}" if status.listens else ""))
     for line in serving.advice:
         print(line)
     return 0
+
+
+def _status_of_started(serving: Serving) -> Status:
+    for _ in range(STARTS):
+        _connect(serving)
+        with contextlib.suppress(
+            BackendUnavailable
+        ):  # it may still end, as where a port is in use: most new starts say why
+            return query.status(serving.endpoint)
+    return query.status(serving.endpoint)
 
 
 def _connect(serving: Serving) -> None:
