@@ -64,7 +64,8 @@ ranks wait once in the first layers when they choose a way to exchange.
 
 The models are small, with two samples, and with two branches whose texts differ in length in a step and are equal in \
 a forward. They run without a GPU, on tensors that hold their numbers on the CPU and say that they are on a GPU. \
-`python -m lab synchronisations --write` makes this page, and a test counts again and fails where there are more.
+`python -m lab synchronisations --write` makes this page, and a test counts again and fails where there \
+are more: four models each time, and all of them with `bash scripts/test.sh --long`.
 
 A forward also waits for the copy of each input to the GPU, before there is other work, and for that of each \
 prediction to the CPU, after all of it. Neither these nor the copies of a model that loads are counted.
