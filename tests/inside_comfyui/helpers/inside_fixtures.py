@@ -171,6 +171,16 @@ def not_interrupted() -> Iterator[None]:
     comfy.model_management.interrupt_current_processing(False)
 
 
+@pytest.fixture(autouse=True)
+def same_folders() -> Iterator[None]:
+    """Give ComfyUI back the folders of models that it had: those of a test are deleted when it has passed."""
+    before = {kind: list(entry[0]) for kind, entry in folder_paths.folder_names_and_paths.items()}
+    yield
+    for kind, folders in before.items():
+        folder_paths.folder_names_and_paths[kind][0][:] = folders
+    folder_paths.filename_list_cache.clear()
+
+
 def conditioning(seed: int, length: int = 12) -> list[Any]:
     """Return one random conditioning."""
     text = torch.randn(1, length, tiny_wan.TEXT_DIM, generator=torch.Generator().manual_seed(seed))
