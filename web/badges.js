@@ -10,15 +10,43 @@ import { t } from "./texts.js";
 /** @typedef {{node: string, done: number, total: number, seconds: number, left: number | null}} Step */
 
 const EVENT = "parallel_dit.steps";
-/** Marks our badge among those of a node. */
-const OURS = Symbol("parallel-dit");
 
-/** Shows badges from now on. */
-export function showBadges() {
+/** What the badge of a node says, by the node's number. @type {Record<number, string>} */
+let said = {};
+/** Numbers of nodes. @type {WeakMap<object, number>} */
+const numbers = new WeakMap();
+let count = 0;
+
+/**
+ * Shows badges from now on.
+ *
+ * @param {string} tab the id of a registered sidebar tab. Nodes 2.0 draws a badge anew when something reactive in it
+ *   has changed. The page makes what is in a tab reactive, and offers extensions nothing else that is.
+ */
+export function showBadges(tab) {
+  const place = app.extensionManager.getSidebarTabs().find((/** @type {{id: string}} */ { id }) => id === tab);
+  place.badges = said;
+  said = place.badges;
   api.addEventListener(EVENT, (/** @type {{detail: Step}} */ { detail }) => {
     // The nodes of the subgraphs around it show it too: mostly these are what is in sight.
     const ids = detail.node.split(":");
-    for (const count of ids.keys()) show(found(ids.slice(0, count + 1).join(":")), text(detail));
+    for (const depth of ids.keys()) show(found(ids.slice(0, depth + 1).join(":")), text(detail));
+  });
+}
+
+/**
+ * Gives a new node a badge, which is not visible while it says nothing.
+ *
+ * @param {any} node
+ */
+export function addBadge(node) {
+  const number = ++count;
+  numbers.set(node, number);
+  let drawn = badge("");
+  node.badges?.push(() => {
+    const words = said[number] ?? "";
+    if (words !== drawn.text) drawn = badge(words);
+    return drawn;
   });
 }
 
@@ -28,12 +56,9 @@ export function showBadges() {
  */
 function show(node, words) {
   if (!node) return;
-  const before = node.badges ?? [];
-  node.badges = [...before.filter((/** @type {any} */ each) => !each[OURS]), badge(words)];
+  if (!numbers.has(node)) addBadge(node);
+  said[/** @type {number} */ (numbers.get(node))] = words;
   node.setDirtyCanvas?.(true, false);
-  // Nodes 2.0 looks again only when it is told.
-  const changed = { type: "node:property:changed", nodeId: node.id, property: "badges" };
-  node.graph?.trigger?.(changed.type, { ...changed, oldValue: before, newValue: node.badges });
 }
 
 /** @param {Step} step */
@@ -45,11 +70,7 @@ function text({ seconds, done, total, left }) {
 /** @param {string} words */
 function badge(words) {
   const Badge = /** @type {any} */ (window).LGraphBadge;
-  const made = Badge
-    ? new Badge({ text: words, fgColor: "#ffffff", bgColor: "#1d4ed8" })
-    : { text: words, fgColor: "#ffffff", bgColor: "#1d4ed8" };
-  made[OURS] = true;
-  return made;
+  return new Badge({ text: words, fgColor: "#ffffff", bgColor: "#1d4ed8" });
 }
 
 /**

@@ -3,7 +3,7 @@
  *
  * @module
  */
-import { showBadges } from "./badges.js";
+import { addBadge, showBadges } from "./badges.js";
 import { app } from "./comfy.js";
 import { findDevices, offerDevices } from "./devices.js";
 import { showChanged } from "./layout.js";
@@ -18,6 +18,7 @@ import { addStyles } from "./styles.js";
 import { t } from "./texts.js";
 
 const MAKE_PARALLEL = "ParallelDiT.MakeParallel";
+const TAB = "parallel-dit";
 
 /** Ends the shown panel. @type {() => void} */
 let hide = () => {};
@@ -32,13 +33,16 @@ app.registerExtension({
   aboutPageBadges: [{ label: "Parallel DiT", url: REPOSITORY, icon: "pi pi-server" }],
   menuCommands: [{ path: ["Parallel DiT"], commands: [MAKE_PARALLEL] }],
   getCanvasMenuItems: () => [null, { content: t("button.parallel"), callback: makeParallel }],
-  nodeCreated: offerDevices,
+  nodeCreated(/** @type {any} */ node) {
+    offerDevices(node);
+    addBadge(node);
+  },
   loadedGraphNode: showChanged,
   refreshComboInNodes: findDevices,
   async setup() {
     addStyles();
     app.extensionManager.registerSidebarTab({
-      id: "parallel-dit",
+      id: TAB,
       icon: "pi pi-server",
       title: t("title"),
       tooltip: t("tooltip"),
@@ -50,7 +54,7 @@ app.registerExtension({
       destroy: () => hide(),
     });
     showNotices();
-    showBadges();
+    showBadges(TAB);
     await Promise.all([findDevices(), readSettings()]); // before the page makes nodes
     void meet(makeParallel);
   },

@@ -81,6 +81,19 @@ def test_a_node_that_samples_on_ranks_shows_the_time_of_a_step(page: "Page", nam
     picture(page, f"badge, {sampler}")
 
 
+@pytest.mark.newest
+def test_a_badge_is_drawn_in_nodes_2(page: "Page") -> None:
+    page.evaluate(DRAWN_BY_VUE, True)
+    page.evaluate(OPEN, OURS)
+    page.evaluate(SET, ["ParallelSampler", "steps", 3000])
+    run(page)
+    badges = page.locator(".lg-node").filter(has_text="Parallel Sampler").get_by_text("s a step")
+    badges.first.wait_for(timeout=PATIENCE)
+    page.wait_for_timeout(1500)
+    assert badges.count() == 1  # the newest alone
+    picture(page, "badge, Nodes 2.0")
+
+
 def test_the_about_page_names_the_extension_and_its_address(page: "Page") -> None:
     page.evaluate("() => window.app.extensionManager.command.execute('Comfy.ShowSettingsDialog')")
     page.get_by_role("dialog").get_by_text("About", exact=True).first.click()
