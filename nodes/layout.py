@@ -7,12 +7,20 @@ from typing_extensions import override
 
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout.balance import parse_balance
+from ..parallel_backend.layout.modes import AUTO, MODES, LayoutMode
 from ..parallel_backend.layout.parallel_layout import AXES, STALE, ParallelLayout
 from .bridges.given_numbers import as_int
 
 LayoutType = io.Custom("PARALLEL_LAYOUT")
 Degree = int | None
+GivenLayout = ParallelLayout | LayoutMode | None
+"""What a loader's input ``layout`` takes."""
 
+MODE_TOOLTIP = (
+    "What decides the layout. degrees: the numbers below, which count in no other mode. auto: what the loader does "
+    "without a layout. In the others the ranks measure themselves for a few seconds, once for a model and a size: "
+    "fastest, the least memory, the fewest bytes between slow links, or fastest with approximate layouts, too."
+)
 DEGREE_TOOLTIPS = {
     "data": "Groups of ranks that each take a share of the batch. Helps only if the batch has more than one item.",
     "cfg": "2: half of the ranks compute the positive prompt, the other half the negative one. Needs cfg other than "
@@ -24,6 +32,8 @@ DEGREE_TOOLTIPS = {
     "memory.",
     "ulysses": "Ranks that share the tokens of the image and exchange attention heads. No number needs to be "
     "divisible.",
+    "dsp": "Ranks that share the tokens of the image and exchange whole frames, in models whose frames attend only to "
+    "themselves, such as Latte and Open-Sora 1.2. Sends half of what ulysses sends.",
     "tensor": "Ranks that each hold a part of every weight matrix. At most the model's number of attention heads.",
 }
 SHARD_TOOLTIP = (
@@ -45,26 +55,22 @@ BALANCE_TOOLTIP = (
     "example 2:1 if the first is twice as fast. The work is divided in this ratio, exactly. 2:1/3:1 if attention is "
     "three times as fast there. Empty: equal shares; pipe and a stale ring measure."
 )
-DSP_TOOLTIP = (
-    "Ranks that share the tokens of the image and exchange whole frames, in models whose frames attend only to "
-    "themselves, such as Latte and Open-Sora 1.2. Sends half of what ulysses sends."
-)
 OFF = "off"
-SHOWN = ("cfg", "ulysses")
-"""The degrees that most layouts have. The page shows the others when the user asks for them."""
-HIDDEN = {"advanced": True}
-"""The oldest tested ComfyUI has no argument for this, but its page reads it."""
+DEGREES = "degrees"
+"""The mode in which the other inputs are the layout. A prompt without a mode has it."""
 
 
-def _degree(axis: str, tooltip: str, *, optional: bool = False) -> Any:
-    hidden = {} if axis in SHOWN else HIDDEN
-    return io.Int.Input(axis, default=1, min=1, max=64, tooltip=tooltip, optional=optional, extra_dict=hidden)
-
-
-def _seldom_changed() -> list[Any]:
+def _inputs() -> list[Any]:
+    """Return the inputs. All are optional: ComfyUI's page puts optional inputs last, and the mode comes first."""
     stale = [OFF, *STALE[1:]]
-    shown: dict[str, Any] = {"optional": True, "extra_dict": HIDDEN}
+    modes = [*MODES, DEGREES]
+    # The oldest tested ComfyUI has no argument for advanced inputs, but its page reads it.
+    shown: dict[str, Any] = {"optional": True, "extra_dict": {"advanced": True}}
+    degree = {"default": 1, "min": 1, "max": 64, **shown}
     return [
+        io.Combo.Input("mode", options=modes, default=AUTO, tooltip=MODE_TOOLTIP, optional=True),
+        *(io.Int.Input(axis, tooltip=tooltip, **degree) for axis, tooltip in DEGREE_TOOLTIPS.items()),
+        io.Boolean.Input("shard_weights", default=False, tooltip=SHARD_TOOLTIP, **shown),
         io.Combo.Input("stale", options=stale, default=OFF, tooltip=STALE_TOOLTIP, **shown),
         io.Int.Input("patches", default=0, min=0, max=4096, tooltip=PATCHES_TOOLTIP, **shown),
         io.Int.Input("warmup", default=1, min=0, max=10000, tooltip=WARMUP_TOOLTIP, **shown),
@@ -73,7 +79,7 @@ def _seldom_changed() -> list[Any]:
 
 
 class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
-    """One degree per axis. Their product is the number of ranks used."""
+    """A mode, or one degree per axis, whose product is the number of ranks used."""
 
     @classmethod
     @override
@@ -82,23 +88,18 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
             node_id="ParallelLayout",
             display_name="Parallel Layout",
             category="Parallel DiT",
-            description="Chooses how the ranks share the work. The product of the degrees is the number of ranks used.",
-            inputs=[
-                *(_degree(axis, tooltip) for axis, tooltip in DEGREE_TOOLTIPS.items()),
-                io.Boolean.Input("shard_weights", default=False, tooltip=SHARD_TOOLTIP, optional=True),
-                *_seldom_changed(),
-                # Last, because saved workflows hold values in the order of the inputs.
-                _degree("dsp", DSP_TOOLTIP, optional=True),
-            ],
+            description="Chooses how the ranks share the work: by a mode, or by degrees, whose product is the number "
+            "of ranks used.",
+            inputs=_inputs(),
             outputs=[LayoutType.Output(display_name="layout", tooltip="For the layout input of Parallel Loader.")],
         )
 
     @classmethod
     @override
     def validate_inputs(
-        cls, data: Degree = 1, cfg: Degree = 1, pipe: Degree = 1, ring: Degree = 1, ulysses: Degree = 1,
-        tensor: Degree = 1, shard_weights: bool | None = False, stale: str | None = OFF, patches: int | None = 0,
-        warmup: int | None = 1, balance: str | None = "", dsp: Degree = 1,
+        cls, mode: str | None = DEGREES, data: Degree = 1, cfg: Degree = 1, pipe: Degree = 1, ring: Degree = 1,
+        ulysses: Degree = 1, dsp: Degree = 1, tensor: Degree = 1, shard_weights: bool | None = False,
+        stale: str | None = OFF, patches: int | None = 0, warmup: int | None = 1, balance: str | None = "",
     ) -> bool | str:  # fmt: skip
         """Return why the layout cannot work, or True. ComfyUI calls this when the prompt is queued.
 
@@ -108,7 +109,9 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
         inputs = dict(zip(AXES, (data, cfg, pipe, ring, ulysses, dsp, tensor), strict=True))
         degrees = {axis: degree for axis, degree in inputs.items() if degree is not None}
         try:
-            if len(degrees) < len(inputs) or shard_weights is None or stale is None or patches is None:
+            if mode != DEGREES:
+                _mode(mode or AUTO)
+            elif len(degrees) < len(inputs) or shard_weights is None or stale is None or patches is None:
                 _layout(degrees)
             else:
                 _layout(degrees, shard_weights, stale, patches, 1 if warmup is None else warmup, balance or "")
@@ -119,15 +122,29 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     @override
     def execute(
-        cls, data: int, cfg: int, pipe: int, ring: int, ulysses: int, tensor: int, shard_weights: bool = False,
-        stale: str = OFF, patches: int = 0, warmup: int = 1, balance: str = "", dsp: int = 1,
+        cls, mode: str = DEGREES, data: int = 1, cfg: int = 1, pipe: int = 1, ring: int = 1, ulysses: int = 1,
+        dsp: int = 1, tensor: int = 1, shard_weights: bool = False, stale: str = OFF, patches: int = 0,
+        warmup: int = 1, balance: str = "",
     ) -> io.NodeOutput:  # fmt: skip
-        """Return the validated layout."""
+        """Return the mode, or the validated layout."""
+        if mode != DEGREES:
+            return io.NodeOutput(_mode(mode))
         inputs = dict(zip(AXES, (data, cfg, pipe, ring, ulysses, dsp, tensor), strict=True))
         degrees = {axis: as_int(degree, f"layout {axis}") for axis, degree in inputs.items()}
         shard_weights = bool(as_int(shard_weights, "layout shard_weights"))
         patches, warmup = as_int(patches, "layout patches"), as_int(warmup, "layout warmup")
         return io.NodeOutput(_layout(degrees, shard_weights, stale, patches, warmup, balance))
+
+
+def _mode(name: str) -> LayoutMode:
+    """Return what stands for a layout.
+
+    Raises:
+        InvalidRequest: there is no such mode.
+    """
+    if name not in MODES:
+        raise InvalidRequest(f"layout mode {name!r}: choose one of {', '.join([*MODES, DEGREES])}")
+    return LayoutMode(name=name)
 
 
 def _layout(

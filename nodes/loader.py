@@ -29,7 +29,7 @@ from .bridges.bridge import BackendText, Bridge
 from .bridges.compute_dtype import auto_dtype, auto_vae_dtype
 from .bridges.left_over import left_over
 from .families.registry import bridge_for
-from .layout import LayoutType
+from .layout import GivenLayout, LayoutType
 from .remote.clip import checkpoint_clip
 from .remote.model import parallel_model
 from .remote.patcher import remote_patcher
@@ -42,8 +42,8 @@ DEVICES_TOOLTIP = (
     "all, or a list of GPU numbers such as 0,1. Without GPUs, all starts two CPU ranks, and 0,1,2 starts three."
 )
 LAYOUT_TOOLTIP = (
-    "How the ranks share the work, from Parallel Layout. If not connected: cfg=2 when the sampler uses guidance and "
-    "the number of ranks is even; ulysses splits what remains."
+    "How the ranks share the work, from Parallel Layout, whose mode comes before the one here. If not connected: cfg=2 "
+    "when the sampler uses guidance and the number of ranks is even; ulysses splits what remains."
 )
 ATTENTION_TOOLTIP = (
     "The attention kernel. auto: the fastest exact one for the GPU and the model, of the FlashAttention package if it "
@@ -67,7 +67,7 @@ def open_model(
     model_name: str,
     dtype: str,
     devices: str,
-    layout: ParallelLayout | None,
+    layout: GivenLayout,
     node_id: str | None = None,
     attention: str = AUTO,
     compile: Compile = "off",  # the input's name
@@ -92,7 +92,7 @@ def handle_for(
     path: Path,
     dtype: str,
     devices: str,
-    layout: ParallelLayout | None,
+    layout: GivenLayout,
     node_id: str | None = None,
     attention: str = AUTO,
     keeps: object = None,
@@ -102,8 +102,9 @@ def handle_for(
     """Do what ``open_model`` does for a path. The handle keeps ``keeps`` alive."""
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
-    if mode not in modes.MODES:
-        raise InvalidRequest(f"mode {mode!r}: choose one of {', '.join(modes.MODES)}")
+    if isinstance(layout, modes.LayoutMode):
+        layout, mode = None, layout.name
+    mode = modes.LayoutMode(name=mode).name
     checkpoint = open_checkpoint(path)
     bridge = bridge_for(checkpoint)
     left_over(bridge)  # refuses what ComfyUI takes for another model
@@ -269,7 +270,7 @@ class ParallelLoader(io.ComfyNode):  # type: ignore[misc]
         model_name: str,
         dtype: str,
         devices: str,
-        layout: ParallelLayout | None = None,
+        layout: GivenLayout = None,
         attention: str = AUTO,
         compile: Compile = "off",
         mode: str = modes.AUTO,

@@ -8,13 +8,12 @@ from typing_extensions import override
 from ..parallel_backend.attention.kernels import AUTO, KERNELS
 from ..parallel_backend.errors import InvalidRequest
 from ..parallel_backend.layout import modes
-from ..parallel_backend.layout.parallel_layout import ParallelLayout
 from ..parallel_backend.protocol.model_spec import Compile
 from .backend.devices import expect_ranks, parse_devices
 from .backend.queued_checks import refusal_by
 from .bridges.announcements import flags_without_effect
 from .families.registry import bridge_for
-from .layout import LayoutType
+from .layout import GivenLayout, LayoutType
 from .loader import (
     ATTENTION_TOOLTIP,
     COMPILE_TOOLTIP,
@@ -102,7 +101,7 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
         cls,
         model: Any = None,
         devices: str = "all",
-        layout: ParallelLayout | None = None,
+        layout: GivenLayout = None,
         attention: str = AUTO,
         compile: Compile = "off",
         mode: str = modes.AUTO,
@@ -128,7 +127,7 @@ class ParallelModel(io.ComfyNode):  # type: ignore[misc]
 def _from_loaded(
     source: Any,
     devices: str,
-    layout: ParallelLayout | None,
+    layout: GivenLayout,
     attention: str,
     hidden: Any,
     compile: Compile,

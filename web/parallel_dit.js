@@ -6,7 +6,7 @@
 import { addBadge, showBadges } from "./badges.js";
 import { app } from "./comfy.js";
 import { findDevices, offerDevices } from "./devices.js";
-import { showChanged } from "./layout.js";
+import { showLoaded, tieMode } from "./layout.js";
 import { makeParallel } from "./make_parallel/command.js";
 import { MET, meet } from "./notices/first_contact.js";
 import { showNotices } from "./notices/notices.js";
@@ -35,9 +35,10 @@ app.registerExtension({
   getCanvasMenuItems: () => [null, { content: t("button.parallel"), callback: makeParallel }],
   nodeCreated(/** @type {any} */ node) {
     offerDevices(node);
+    tieMode(node);
     addBadge(node);
   },
-  loadedGraphNode: showChanged,
+  loadedGraphNode: showLoaded,
   refreshComboInNodes: findDevices,
   async setup() {
     addStyles();

@@ -36,7 +36,9 @@ ADD_LAYOUT = """(degrees) => {
     const layout = window.LiteGraph.createNode("ParallelLayout")
     window.app.graph.add(layout)
     layout.pos = [loader.pos[0] - 300, loader.pos[1]]
-    for (const [name, value] of Object.entries(degrees)) layout.widgets.find((each) => each.name === name).value = value
+    for (const [name, value] of Object.entries({mode: "degrees", ...degrees})) {
+        layout.widgets.find((each) => each.name === name).value = value
+    }
     layout.connect(0, loader, loader.inputs.findIndex((input) => input.name === "layout"))
 }"""
 NOTHING_RUNS = "async () => (await (await fetch('/api/queue')).json()).queue_running.length === 0"

@@ -40,8 +40,9 @@ LAYOUTS = """() => {
     const [folded, unfolded, model] = [
         add("ParallelLayout", 0, 0), add("ParallelLayout", 340, 0), add("ParallelModel", 720, 0),
     ]
-    unfolded.widgets.find((widget) => widget.name === "cfg").value = 2
-    unfolded.widgets.find((widget) => widget.name === "ulysses").value = 2
+    for (const [name, value] of Object.entries({ mode: "degrees", cfg: 2, ulysses: 2 })) {
+        unfolded.widgets.find((widget) => widget.name === name).value = value
+    }
     unfolded.connect(0, model, model.inputs.findIndex((input) => input.name === "layout"))
     unfolded.showAdvanced = true
     return [folded, unfolded, model].map((node) => node.id)

@@ -99,18 +99,43 @@ def test_devices_take_a_link(empty: "Page", page_server: ComfyServer) -> None:
     assert empty.evaluate(PROMPT)[str(model)]["inputs"]["devices"] == [str(text), 0]
 
 
-def test_the_layout_node_shows_what_most_layouts_have(empty: "Page", page_server: ComfyServer) -> None:
+def test_the_layout_node_shows_its_mode_first(empty: "Page", page_server: ComfyServer) -> None:
     inputs = page_server.client.object_info()["ParallelLayout"]["input"]
-    spec = {**inputs["required"], **inputs["optional"]}
+    spec = {**inputs.get("required", {}), **inputs["optional"]}
     shown = [name for name, each in spec.items() if not each[1].get("advanced")]
-    assert shown == ["cfg", "ulysses", "shard_weights"]
+    assert shown == ["mode"] == list(spec)[:1]
     assert all(each[1]["tooltip"].endswith(".") for each in spec.values())
     node = empty.evaluate(ADD, "ParallelLayout")
     assert empty.evaluate(ORDER, node) == list(spec)
     hidden = "(id) => Boolean(window.app.graph.getNodeById(id).showAdvanced)"
     empty.evaluate(RELOAD)
     assert empty.evaluate(hidden, node) is False
-    change = "([id, value]) => { window.app.graph.getNodeById(id).widgets[2].value = value }"
-    empty.evaluate(change, [node, 2])  # pipe
+    change = """([id, name, value]) => {
+        const { widgets } = window.app.graph.getNodeById(id)
+        const widget = widgets.find((each) => each.name === name)
+        widget.value = value
+        widget.callback(value)
+        return widgets[0].value
+    }"""
+    assert empty.evaluate(change, [node, "mode", "fastest"]) == "fastest"
+    assert empty.evaluate(hidden, node) is False
+    assert empty.evaluate(change, [node, "pipe", 2]) == "degrees"
+    assert empty.evaluate(hidden, node) is True
     empty.evaluate(RELOAD)
     assert empty.evaluate(hidden, node) is True
+
+
+@pytest.mark.newest
+def test_a_layout_saved_without_a_mode_keeps_its_degrees(empty: "Page") -> None:
+    node = empty.evaluate(ADD, "ParallelLayout")
+    saved = [1, 2, 1, 1, 3, 1, True, "off", 0, 1, "", 1]
+    load = """async ([id, values]) => {
+        const graph = window.app.graph.serialize()
+        graph.nodes.find((node) => String(node.id) === String(id)).widgets_values = values
+        await window.app.loadGraphData(graph)
+        return (await window.app.graphToPrompt()).output[id].inputs
+    }"""
+    inputs = empty.evaluate(load, [node, saved])
+    changed = {"mode": "degrees", "cfg": 2, "ulysses": 3, "shard_weights": True}
+    unchanged = dict.fromkeys(("data", "pipe", "ring", "tensor", "dsp", "warmup"), 1)
+    assert inputs == {**unchanged, "stale": "off", "patches": 0, "balance": "", **changed}

@@ -14,8 +14,9 @@ import pytest
 import torch
 from any_folder_name.nodes.backend.progress_text import shown_progress
 from any_folder_name.nodes.layout import ParallelLayoutNode
-from any_folder_name.nodes.loader import ParallelLoader
+from any_folder_name.nodes.loader import ParallelLoader, handle_for
 from any_folder_name.parallel_backend.errors import InvalidRequest
+from any_folder_name.parallel_backend.layout.modes import LayoutMode
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from any_folder_name.parallel_backend.protocol.messages import Progress
 from helpers.inside_fixtures import Loaded, empty_latent, ksampler, loader_node, parallel_sampler, validated
@@ -29,6 +30,27 @@ def write(folder: Path, **files: Any) -> None:
         file = folder / f"{name.replace('__', '/')}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(content))
+
+
+def test_a_layout_by_a_mode() -> None:
+    assert ParallelLayoutNode.execute(mode="fastest", cfg=2).args[0] == LayoutMode(name="fastest")
+    assert ParallelLayoutNode.execute(mode="degrees", cfg=2).args[0] == ParallelLayout(cfg=2)
+    assert ParallelLayoutNode.execute(cfg=2).args[0] == ParallelLayout(cfg=2)  # a prompt from before there were modes
+    for mode in ("auto", "degrees", None):
+        assert ParallelLayoutNode.validate_inputs(mode=mode) is True
+    assert ParallelLayoutNode.validate_inputs(mode="auto", cfg=0) is True  # which does not count
+    wrong = "layout mode 'fast': choose one of auto, fastest, fit memory, "
+    assert str(ParallelLayoutNode.validate_inputs(mode="fast")).startswith(wrong)
+    with pytest.raises(InvalidRequest, match=wrong):
+        ParallelLayoutNode.execute(mode="fast")
+
+
+@pytest.mark.parametrize("mode", ["auto", "fit memory"])
+def test_the_mode_of_a_layout_comes_before_the_loaders(mode: str, models: Path) -> None:
+    given = handle_for(models / "tiny", "fp32", "0,1", LayoutMode(name=mode), mode="fastest")
+    alone = handle_for(models / "tiny", "fp32", "0,1", None, mode=mode)
+    assert given.spec == alone.spec
+    assert given.spec.mode == ("" if mode == "auto" else mode)
 
 
 @pytest.mark.parametrize(("axis", "degree"), [("cfg", 0), ("ulysses", -1), ("pipe", 0)])
