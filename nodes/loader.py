@@ -103,7 +103,7 @@ def handle_for(
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     if isinstance(layout, modes.LayoutMode):
-        layout, mode = None, layout.name
+        mode, layout = layout.name, None
     mode = modes.LayoutMode(name=mode).name
     checkpoint = open_checkpoint(path)
     bridge = bridge_for(checkpoint)
