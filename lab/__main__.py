@@ -45,6 +45,7 @@ COMMANDS = {
     "bench recovery": Command("bench.recovery", "measure how long a prompt takes after a rank died"),
     "bench resume": Command("bench.resume", "measure what it costs to keep what a run goes on from"),
     "bench cache": Command("bench.cache", "measure what a step cache saves of a step loop"),
+    "bench cache-peers": Command("bench.cache_peers", "compare step caches with cache-dit's"),
     "bench host": Command("bench.host", "measure what the host does for a layer and a step beside the model"),
     "bench projections": Command("bench.projections.command", "time ways to exchange tokens for heads"),
     "bench unequal": Command("bench.unequal", "measure what shares by speed gain where one rank is slower"),

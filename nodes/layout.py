@@ -1,5 +1,6 @@
 """The node that chooses how the ranks share the work."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from comfy_api.latest import io
@@ -17,9 +18,10 @@ GivenLayout = ParallelLayout | LayoutMode | None
 """What a loader's input ``layout`` takes."""
 
 MODE_TOOLTIP = (
-    "What decides the layout. degrees: the numbers below, which count in no other mode. auto: what the loader does "
-    "without a layout. In the others the ranks measure themselves for a few seconds, once for a model and a size: "
-    "fastest, the least memory, the fewest bytes between slow links, or fastest with approximate layouts, too."
+    "What decides the layout. degrees: the inputs below, which keep their defaults in all other modes. auto: the "
+    "loader, as without this node. Otherwise the ranks measure themselves for a few seconds, once for a model and a "
+    "size. fastest: the fastest layout. fit memory: the least memory. fit memory over slow links: the fewest bytes "
+    "between slow links. allow approximate: the fastest, approximate layouts included."
 )
 DEGREE_TOOLTIPS = {
     "data": "Groups of ranks that each take a share of the batch. Helps only if the batch has more than one item.",
@@ -58,6 +60,10 @@ BALANCE_TOOLTIP = (
 OFF = "off"
 DEGREES = "degrees"
 """The mode in which the other inputs are the layout. A prompt without a mode has it."""
+DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(AXES, 1), "shard_weights": False, "stale": OFF, "patches": 0, "warmup": 1, "balance": ""
+}  # fmt: skip
+"""The other inputs, as they have to be in the other modes."""
 
 
 def _inputs() -> list[Any]:
@@ -106,15 +112,12 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
         Because the inputs are named here, ComfyUI leaves their check to this method and shows its sentence. A linked
         input is None here and is checked when the node runs.
         """
-        inputs = dict(zip(AXES, (data, cfg, pipe, ring, ulysses, dsp, tensor), strict=True))
-        degrees = {axis: degree for axis, degree in inputs.items() if degree is not None}
+        degrees = dict(zip(AXES, (data, cfg, pipe, ring, ulysses, dsp, tensor), strict=True))
+        options = {
+            "shard_weights": shard_weights, "stale": stale, "patches": patches, "warmup": warmup, "balance": balance
+        }  # fmt: skip
         try:
-            if mode != DEGREES:
-                _mode(mode or AUTO)
-            elif len(degrees) < len(inputs) or shard_weights is None or stale is None or patches is None:
-                _layout(degrees)
-            else:
-                _layout(degrees, shard_weights, stale, patches, 1 if warmup is None else warmup, balance or "")
+            _check(mode, degrees | options)
         except InvalidRequest as error:
             return str(error)
         return True
@@ -122,28 +125,55 @@ class ParallelLayoutNode(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     @override
     def execute(
-        cls, mode: str = DEGREES, data: int = 1, cfg: int = 1, pipe: int = 1, ring: int = 1, ulysses: int = 1,
+        cls, mode: str | None = DEGREES, data: int = 1, cfg: int = 1, pipe: int = 1, ring: int = 1, ulysses: int = 1,
         dsp: int = 1, tensor: int = 1, shard_weights: bool = False, stale: str = OFF, patches: int = 0,
         warmup: int = 1, balance: str = "",
     ) -> io.NodeOutput:  # fmt: skip
         """Return the mode, or the validated layout."""
-        if mode != DEGREES:
-            return io.NodeOutput(_mode(mode))
         inputs = dict(zip(AXES, (data, cfg, pipe, ring, ulysses, dsp, tensor), strict=True))
         degrees = {axis: as_int(degree, f"layout {axis}") for axis, degree in inputs.items()}
-        shard_weights = bool(as_int(shard_weights, "layout shard_weights"))
-        patches, warmup = as_int(patches, "layout patches"), as_int(warmup, "layout warmup")
-        return io.NodeOutput(_layout(degrees, shard_weights, stale, patches, warmup, balance))
+        options: dict[str, Any] = {
+            "shard_weights": bool(as_int(shard_weights, "layout shard_weights")),
+            "stale": stale,
+            "patches": as_int(patches, "layout patches"),
+            "warmup": as_int(warmup, "layout warmup"),
+            "balance": balance,
+        }
+        if mode not in (None, DEGREES):
+            return io.NodeOutput(_mode(mode, degrees | options))
+        return io.NodeOutput(_layout(degrees, **options))
 
 
-def _mode(name: str) -> LayoutMode:
+def _check(mode: str | None, given: Mapping[str, Any]) -> None:
+    """Check the inputs as far as they are known: a linked one is None.
+
+    Raises:
+        InvalidRequest: they contradict each other or are out of range.
+    """
+    degrees = {axis: given[axis] for axis in AXES if given[axis] is not None}
+    if mode not in (None, DEGREES):
+        _mode(mode, given)
+    elif mode and None not in given.values():
+        _layout(degrees, **{name: value for name, value in given.items() if name not in AXES})
+    elif mode:
+        _layout(degrees)
+
+
+def _mode(name: Any, given: Mapping[str, Any]) -> LayoutMode:
     """Return what stands for a layout.
 
     Raises:
-        InvalidRequest: there is no such mode.
+        InvalidRequest: there is no such mode, or another input would have no effect.
     """
     if name not in MODES:
         raise InvalidRequest(f"layout mode {name!r}: choose one of {', '.join([*MODES, DEGREES])}")
+    for each, value in given.items():
+        if value != DEFAULTS[each]:
+            state = "linked" if value is None else value
+            raise InvalidRequest(
+                f"layout {each} is {state}, and mode {name!r} chooses it: set mode to {DEGREES!r}, or {each} to "
+                f"{DEFAULTS[each] or repr(DEFAULTS[each])}"
+            )
     return LayoutMode(name=name)
 
 

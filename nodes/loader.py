@@ -42,8 +42,8 @@ DEVICES_TOOLTIP = (
     "all, or a list of GPU numbers such as 0,1. Without GPUs, all starts two CPU ranks, and 0,1,2 starts three."
 )
 LAYOUT_TOOLTIP = (
-    "How the ranks share the work, from Parallel Layout, whose mode comes before the one here. If not connected: cfg=2 "
-    "when the sampler uses guidance and the number of ranks is even; ulysses splits what remains."
+    "How the ranks share the work, from Parallel Layout, which overrides mode. If not connected: cfg=2 when the "
+    "sampler uses guidance and the number of ranks is even; ulysses splits what remains."
 )
 ATTENTION_TOOLTIP = (
     "The attention kernel. auto: the fastest exact one for the GPU and the model, of the FlashAttention package if it "
@@ -103,7 +103,7 @@ def handle_for(
     if dtype not in DTYPES:
         raise InvalidRequest(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     if isinstance(layout, modes.LayoutMode):
-        mode, layout = layout.name, None
+        mode, layout = mode if layout.name == modes.AUTO else layout.name, None
     mode = modes.LayoutMode(name=mode).name
     checkpoint = open_checkpoint(path)
     bridge = bridge_for(checkpoint)

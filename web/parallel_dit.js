@@ -6,7 +6,7 @@
 import { addBadge, showBadges } from "./badges.js";
 import { app } from "./comfy.js";
 import { findDevices, offerDevices } from "./devices.js";
-import { showLoaded, tieMode } from "./layout.js";
+import { tieMode } from "./layout.js";
 import { makeParallel } from "./make_parallel/command.js";
 import { MET, meet } from "./notices/first_contact.js";
 import { showNotices } from "./notices/notices.js";
@@ -38,7 +38,6 @@ app.registerExtension({
     tieMode(node);
     addBadge(node);
   },
-  loadedGraphNode: showLoaded,
   refreshComboInNodes: findDevices,
   async setup() {
     addStyles();

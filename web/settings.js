@@ -34,7 +34,7 @@ const CHOICES = [
   {
     id: "ParallelDiT.Backend.Mode", variable: "PARALLEL_DIT_MODE", name: "Mode", type: "combo", standard: "auto",
     options: ["auto", "memory"],
-    tooltip: "auto: the whole weights on each GPU if they fit. memory: always one copy of the weights, shared by all GPUs. A Parallel Layout goes before this.",
+    tooltip: "auto: the whole weights on each GPU if they fit. memory: always one copy of the weights, shared by all GPUs. A Parallel Layout overrides this, unless its mode is auto.",
   },
   {
     id: "ParallelDiT.Backend.Previews", variable: "PARALLEL_DIT_PREVIEWS", name: "Previews of Parallel Sampler",

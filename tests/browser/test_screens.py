@@ -120,7 +120,7 @@ def test_the_layout_node_folded_and_unfolded(plain: None, page: "Page") -> None:
         folded, unfolded, model = (page.locator(f".lg-node[data-node-id='{each}']") for each in ids)
         assert folded.get_by_text("ring", exact=True).count() == 0
         assert unfolded.get_by_text("ring", exact=True).count() == 1
-        assert folded.get_by_text("ulysses", exact=True).count() == 1
+        assert folded.get_by_text("mode", exact=True).count() == 1
         assert model.get_by_text("all (2 CPU processes)").count() == 1
         boxes = [each.bounding_box() for each in (folded, unfolded, model)]
         left, top = min(box["x"] for box in boxes if box), min(box["y"] for box in boxes if box)

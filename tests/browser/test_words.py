@@ -99,6 +99,17 @@ def test_devices_take_a_link(empty: "Page", page_server: ComfyServer) -> None:
     assert empty.evaluate(PROMPT)[str(model)]["inputs"]["devices"] == [str(text), 0]
 
 
+CHANGE = """([id, name, value]) => {
+    const widget = window.app.graph.getNodeById(id).widgets.find((each) => each.name === name)
+    widget.value = value
+    widget.callback(value)
+}"""
+INPUTS = "async (id) => (await window.app.graphToPrompt()).output[id].inputs"
+SHOWN = "(id) => Boolean(window.app.graph.getNodeById(id).showAdvanced)"
+ONES = dict.fromkeys(("data", "cfg", "pipe", "ring", "ulysses", "dsp", "tensor", "warmup"), 1)
+USUAL: dict[str, Any] = {**ONES, "shard_weights": False, "stale": "off", "patches": 0, "balance": ""}
+
+
 def test_the_layout_node_shows_its_mode_first(empty: "Page", page_server: ComfyServer) -> None:
     inputs = page_server.client.object_info()["ParallelLayout"]["input"]
     spec = {**inputs.get("required", {}), **inputs["optional"]}
@@ -107,35 +118,50 @@ def test_the_layout_node_shows_its_mode_first(empty: "Page", page_server: ComfyS
     assert all(each[1]["tooltip"].endswith(".") for each in spec.values())
     node = empty.evaluate(ADD, "ParallelLayout")
     assert empty.evaluate(ORDER, node) == list(spec)
-    hidden = "(id) => Boolean(window.app.graph.getNodeById(id).showAdvanced)"
-    empty.evaluate(RELOAD)
-    assert empty.evaluate(hidden, node) is False
-    change = """([id, name, value]) => {
-        const { widgets } = window.app.graph.getNodeById(id)
-        const widget = widgets.find((each) => each.name === name)
-        widget.value = value
-        widget.callback(value)
-        return widgets[0].value
+    assert empty.evaluate(INPUTS, node) == {**USUAL, "mode": "auto"}
+    assert empty.evaluate(SHOWN, node) is False
+
+
+def test_a_changed_degree_and_the_mode_choose_each_other(empty: "Page") -> None:
+    node = empty.evaluate(ADD, "ParallelLayout")
+    empty.evaluate(CHANGE, [node, "pipe", 1])  # which it is
+    assert empty.evaluate(INPUTS, node)["mode"] == "auto"
+    empty.evaluate(CHANGE, [node, "pipe", 2])
+    for _ in range(2):
+        assert empty.evaluate(INPUTS, node) == {**USUAL, "mode": "degrees", "pipe": 2}
+        assert empty.evaluate(SHOWN, node) is True
+        empty.evaluate(RELOAD)
+    empty.evaluate(CHANGE, [node, "mode", "fastest"])
+    assert empty.evaluate(INPUTS, node) == {**USUAL, "mode": "fastest"}
+    assert empty.evaluate(SHOWN, node) is False
+
+
+def test_a_linked_degree_chooses_degrees(empty: "Page") -> None:
+    node, number = empty.evaluate(ADD, "ParallelLayout"), empty.evaluate(ADD, "PrimitiveInt")
+    connect = """([from, to]) => {
+        const [source, target] = [from, to].map((id) => window.app.graph.getNodeById(id))
+        source.connect(0, target, target.inputs.findIndex((input) => input.name === "cfg"))
     }"""
-    assert empty.evaluate(change, [node, "mode", "fastest"]) == "fastest"
-    assert empty.evaluate(hidden, node) is False
-    assert empty.evaluate(change, [node, "pipe", 2]) == "degrees"
-    assert empty.evaluate(hidden, node) is True
-    empty.evaluate(RELOAD)
-    assert empty.evaluate(hidden, node) is True
+    empty.evaluate(connect, [number, node])
+    assert empty.evaluate(INPUTS, node) == {**USUAL, "mode": "degrees", "cfg": [str(number), 0]}
 
 
-@pytest.mark.newest
+@pytest.mark.parametrize("mode", ["fastest", "degrees"])
+def test_a_prompt_of_the_api_keeps_its_mode_in_the_page(empty: "Page", mode: str) -> None:
+    values = USUAL | {"mode": mode} | ({"cfg": 2} if mode == "degrees" else {})
+    prompt = {"7": {"class_type": "ParallelLayout", "inputs": {"mode": mode, **values}}}
+    empty.evaluate("(prompt) => window.app.loadApiJson(prompt, 'prompt')", prompt)
+    assert empty.evaluate(INPUTS, "7") == values
+
+
 def test_a_layout_saved_without_a_mode_keeps_its_degrees(empty: "Page") -> None:
     node = empty.evaluate(ADD, "ParallelLayout")
-    saved = [1, 2, 1, 1, 3, 1, True, "off", 0, 1, "", 1]
     load = """async ([id, values]) => {
         const graph = window.app.graph.serialize()
         graph.nodes.find((node) => String(node.id) === String(id)).widgets_values = values
         await window.app.loadGraphData(graph)
-        return (await window.app.graphToPrompt()).output[id].inputs
     }"""
-    inputs = empty.evaluate(load, [node, saved])
+    empty.evaluate(load, [node, [1, 2, 1, 1, 3, 1, True, "off", 0, 1, "", 1]])
     changed = {"mode": "degrees", "cfg": 2, "ulysses": 3, "shard_weights": True}
-    unchanged = dict.fromkeys(("data", "pipe", "ring", "tensor", "dsp", "warmup"), 1)
-    assert inputs == {**unchanged, "stale": "off", "patches": 0, "balance": "", **changed}
+    assert empty.evaluate(INPUTS, node) == USUAL | changed
+    assert empty.evaluate(SHOWN, node) is True

@@ -33,12 +33,17 @@ def write(folder: Path, **files: Any) -> None:
 
 
 def test_a_layout_by_a_mode() -> None:
-    assert ParallelLayoutNode.execute(mode="fastest", cfg=2).args[0] == LayoutMode(name="fastest")
+    assert ParallelLayoutNode.execute(mode="fastest").args[0] == LayoutMode(name="fastest")
     assert ParallelLayoutNode.execute(mode="degrees", cfg=2).args[0] == ParallelLayout(cfg=2)
     assert ParallelLayoutNode.execute(cfg=2).args[0] == ParallelLayout(cfg=2)  # a prompt from before there were modes
     for mode in ("auto", "degrees", None):
         assert ParallelLayoutNode.validate_inputs(mode=mode) is True
-    assert ParallelLayoutNode.validate_inputs(mode="auto", cfg=0) is True  # which does not count
+    assert ParallelLayoutNode.validate_inputs(mode=None, cfg=0) is True  # a linked mode, which may not be degrees
+    for value, state in ((2, "2"), (None, "linked")):
+        refused = ParallelLayoutNode.validate_inputs(mode="auto", cfg=value)
+        assert refused == f"layout cfg is {state}, and mode 'auto' chooses it: set mode to 'degrees', or cfg to 1"
+    with pytest.raises(InvalidRequest, match=r"balance is 2:1, and mode 'fastest' chooses it: .* or balance to ''"):
+        ParallelLayoutNode.execute(mode="fastest", balance="2:1")
     wrong = "layout mode 'fast': choose one of auto, fastest, fit memory, "
     assert str(ParallelLayoutNode.validate_inputs(mode="fast")).startswith(wrong)
     with pytest.raises(InvalidRequest, match=wrong):
@@ -46,11 +51,11 @@ def test_a_layout_by_a_mode() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "fit memory"])
-def test_the_mode_of_a_layout_comes_before_the_loaders(mode: str, models: Path) -> None:
+def test_the_mode_of_a_layout_overrides_the_loaders(mode: str, models: Path) -> None:
     given = handle_for(models / "tiny", "fp32", "0,1", LayoutMode(name=mode), mode="fastest")
-    alone = handle_for(models / "tiny", "fp32", "0,1", None, mode=mode)
+    alone = handle_for(models / "tiny", "fp32", "0,1", None, mode="fastest" if mode == "auto" else mode)
     assert given.spec == alone.spec
-    assert given.spec.mode == ("" if mode == "auto" else mode)
+    assert given.spec.mode == ("fastest" if mode == "auto" else mode)
 
 
 @pytest.mark.parametrize(("axis", "degree"), [("cfg", 0), ("ulysses", -1), ("pipe", 0)])
