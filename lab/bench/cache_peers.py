@@ -220,7 +220,7 @@ def _ours(cache: StepCache, pipeline: Any, steps: int) -> Iterator[None]:
         nonlocal calls, made
         step, branch = divmod(calls, 2)
         calls += 1
-        moment = Moment(step=step, steps=steps, time=float(inputs["timestep"][0]))
+        moment = Moment(position=float(step), steps=steps)
         if branch == 0:
             made = history.forecast(moment) if history.skips(moment) else {}
         if branch not in made:

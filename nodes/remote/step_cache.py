@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...parallel_backend.errors import InvalidRequest
 from ...parallel_backend.protocol.messages import FORECASTS, POSITION, new_id
-from ...parallel_backend.step_cache.schedule import step_of
+from ...parallel_backend.step_cache.schedule import position_of
 from ...parallel_backend.step_cache.settings import StepCache, preset
 
 OPTION = "parallel_dit_step_cache"
@@ -66,7 +66,7 @@ class CachedSampling:
 
     def position(self) -> dict[str, Tensor]:
         """Return the tensor that a ``Forward`` with a cache needs."""
-        return {POSITION: torch.tensor([step_of(self.sigma, self._sigmas), len(self._sigmas) - 1])}
+        return {POSITION: torch.tensor([position_of(self.sigma, self._sigmas), float(len(self._sigmas) - 1)])}
 
     def note_sigma(self, options: Mapping[str, Any]) -> None:
         """Note the time of a call, by its ``transformer_options``."""

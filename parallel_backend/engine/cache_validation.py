@@ -22,7 +22,9 @@ def check_position(message: Forward, shapes: Mapping[str, Shape]) -> None:
         raise InvalidRequest(f"{POSITION} has no use without a step cache: leave it out")
     if message.cache is not None and shape != (2,):
         given = "is missing" if shape is None else f"has shape {list(shape)}"
-        raise InvalidRequest(f"{POSITION} {given}: a step cache needs the step's index and the number of steps, [2]")
+        raise InvalidRequest(
+            f"{POSITION} {given}: a step cache needs the place in the schedule and the number of steps, [2]"
+        )
 
 
 def check_decided(message: Forward, layout: ParallelLayout) -> None:

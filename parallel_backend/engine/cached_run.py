@@ -61,8 +61,6 @@ class CachedRun:
 
 
 def _moment(tensors: Mapping[str, Tensor], denoiser: Denoiser) -> Moment:
-    """When a step is, from tensors in the CPU's memory. Frames that are given have earlier times than the others."""
-    step, steps = tensors[POSITION].tolist()
-    timestep = tensors[f"0.{TIMESTEP}"]
-    model = denoiser.experts.name(timestep)
-    return Moment(step=step, steps=steps, time=float(timestep.max()), model=model)
+    """When a step is, from tensors in the CPU's memory."""
+    position, steps = tensors[POSITION].tolist()
+    return Moment(position=position, steps=int(steps), model=denoiser.experts.name(tensors[f"0.{TIMESTEP}"]))

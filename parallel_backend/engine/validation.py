@@ -26,7 +26,7 @@ from .loop_validation import check_settings, check_tensors
 
 _DIMS = ("frames", "height", "width")
 _FLOATS = ("float32", "float16", "bfloat16")
-_DTYPES = {"_mask": ("bool",), "_labels": ("int64",), POSITION: ("int64",)}
+_DTYPES = {"_mask": ("bool",), "_labels": ("int64",), POSITION: ("float32",)}
 """Dtypes of inputs by the end of their name; all other inputs are floats."""
 
 

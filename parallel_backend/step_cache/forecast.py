@@ -1,4 +1,4 @@
-"""Predictions as polynomials in time, through those that were computed."""
+"""Predictions as polynomials in their places in the schedule, through those that were computed."""
 
 from collections.abc import Sequence
 from math import prod
@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 
-def weights(times: Sequence[float], time: float) -> list[float]:
-    """Return the factors of values at ``times`` whose sum is Lagrange's polynomial at ``time``.
+def weights(places: Sequence[float], place: float) -> list[float]:
+    """Return the factors of values at ``places`` whose sum is Lagrange's polynomial at ``place``.
 
-    The times differ from one another.
+    The places differ from one another.
     """
     return [
-        prod((time - other) / (own - other) for other in (*times[:i], *times[i + 1 :])) for i, own in enumerate(times)
+        prod((place - other) / (own - other) for other in (*places[:i], *places[i + 1 :]))
+        for i, own in enumerate(places)
     ]
 
 

@@ -11,13 +11,15 @@ from .schedule import Moment, may_forecast
 from .settings import StepCache
 
 K = TypeVar("K", bound=Hashable)
+_SAME = 1e-3
+"""Positions that differ by less are those of one place, but for rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Computed(Generic[K]):
     """The predictions of a call, by what they are of."""
 
-    time: float
+    position: float
     values: Mapping[K, Tensor]
 
 
@@ -56,7 +58,7 @@ class StepHistory(Generic[K]):
     def forecast(self, moment: Moment) -> dict[K, Tensor]:
         """Return the forecast of a call that ``skips`` allows."""
         self.calls, self.forecasts = self.calls + 1, self.forecasts + 1
-        factors = weights([each.time for each in self._computed], moment.time)
+        factors = weights([each.position for each in self._computed], moment.position)
         return {
             name: forecast([each.values[name] for each in self._computed], factors)
             for name in self._computed[-1].values
@@ -65,11 +67,11 @@ class StepHistory(Generic[K]):
     def add(self, moment: Moment, values: Mapping[K, Tensor]) -> None:
         """Keep the predictions of a call that was computed, for which ``skips`` was asked.
 
-        A call at the time of an earlier one, as of a sampler that looks ahead, takes its place.
+        A call at the position of an earlier one, as of a sampler that looks ahead, takes its place.
         """
         self.calls += 1
-        earlier = [each for each in self._computed if each.time > moment.time]
-        self._computed = [*earlier, _Computed(time=moment.time, values=dict(values))][-1 - self.cache.order :]
+        earlier = [each for each in self._computed if each.position < moment.position - _SAME]
+        self._computed = [*earlier, _Computed(position=moment.position, values=dict(values))][-1 - self.cache.order :]
         self._steps += moment.step != self._last
         self._last = moment.step
 

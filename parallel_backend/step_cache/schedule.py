@@ -7,6 +7,8 @@ from .settings import StepCache
 
 _EQUAL = 1e-5
 """By which part two sigmas differ at most that are the same but for rounding."""
+_WITHIN = 0.99
+"""The part of a step that is behind a call at most: after all of it, the next step begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,16 +16,30 @@ class Moment:
     """When a model call happens.
 
     Attributes:
-        step: index of the step whose sigmas enclose the call's.
+        position: index of the step whose sigmas enclose the call's, and the part of the step that is behind it.
         steps: number of steps.
-        time: the model's timestep, which falls from call to call.
         model: what tells transformers apart: predictions of one say nothing about the other's.
     """
 
-    step: int
+    position: float
     steps: int
-    time: float
     model: Hashable = ""
+
+    @property
+    def step(self) -> int:
+        """The index of the step."""
+        return int(self.position)
+
+
+def position_of(sigma: float, sigmas: Sequence[float]) -> float:
+    """Return the position of a call.
+
+    Args:
+        sigmas: of the schedule, one more than there are steps.
+    """
+    step = step_of(sigma, sigmas)
+    start, end = sigmas[step : step + 2]
+    return step + min(max((start - sigma) / (start - end), 0.0), _WITHIN) if start > end else float(step)
 
 
 def step_of(sigma: float, sigmas: Sequence[float]) -> int:

@@ -15,18 +15,18 @@ changes of its modulated input, added up since then."""
 PRESETS = ("safe", "fast")
 """Names of settings that depend on the number of steps."""
 _FROM = {
-    "safe": {40: (3, 1, 0), 12: (2, 2, 1)},
-    "fast": {40: (4, 1, 0), 16: (3, 1, 1), 12: (2, 2, 1)},
+    "safe": {40: (3, 2, 1, 0), 12: (2, 1, 1, 1)},
+    "fast": {40: (4, 1, 1, 0), 16: (3, 1, 1, 1), 12: (2, 1, 1, 1)},
 }
-"""By preset: from how many steps on which interval, warm-up and computed steps at the end. Fewer steps are too far from
-one another to forecast any, and many are so close that the last one may be forecast."""
+"""By preset: from how many steps on which interval, order, warm-up and computed steps at the end. Fewer steps are too
+far from one another to forecast any, and many are so close that the last one may be forecast."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCache:
     """Which steps are computed, and how the others are forecast.
 
-    A forecast is the polynomial in the model's time through the last computed predictions, as in TaylorSeer
+    A forecast is the polynomial in the steps through the last computed predictions, as in TaylorSeer
     (https://arxiv.org/abs/2503.06923), but of the whole stack of blocks.
 
     Attributes:
@@ -74,7 +74,7 @@ def preset(name: str, steps: int) -> StepCache | None:
     """
     if name not in PRESETS:
         raise InvalidRequest(f"step cache {name!r} does not exist: {', '.join(PRESETS)} do")
-    for least, (interval, warmup, final) in _FROM[name].items():
+    for least, (interval, order, warmup, final) in _FROM[name].items():
         if steps >= least:
-            return StepCache(interval=interval, warmup=warmup, final=final)
+            return StepCache(interval=interval, order=order, warmup=warmup, final=final)
     return None

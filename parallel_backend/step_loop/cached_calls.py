@@ -10,7 +10,7 @@ from ..denoiser.change_gate import ChangeGate
 from ..denoiser.denoiser import Inputs
 from ..protocol.messages import FORECASTS
 from ..step_cache.history import StepHistory
-from ..step_cache.schedule import Moment, step_of
+from ..step_cache.schedule import Moment, position_of
 from ..step_cache.settings import StepCache
 from .sampling_context import SamplingContext
 
@@ -58,8 +58,6 @@ class CachedCalls:
 def _moments(setting: SamplingContext) -> Iterator[Moment]:
     """Yield when each call of the loop is. The host waits for the device once, before the first."""
     sigmas, calls = setting.sigmas.tolist(), setting.calls()[0]
-    times = [setting.time(call.sigma) for call in calls]
-    models = [setting.denoiser.experts.name(time) for time in times]
-    numbers = torch.stack([torch.stack([call.sigma, time]) for call, time in zip(calls, times, strict=True)]).tolist()
-    for (sigma, time), model in zip(numbers, models, strict=True):
-        yield Moment(step=step_of(sigma, sigmas), steps=len(sigmas) - 1, time=time, model=model)
+    models = [setting.denoiser.experts.name(setting.time(call.sigma)) for call in calls]
+    for sigma, model in zip(torch.stack([call.sigma for call in calls]).tolist(), models, strict=True):
+        yield Moment(position=position_of(sigma, sigmas), steps=len(sigmas) - 1, model=model)

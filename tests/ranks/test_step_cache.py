@@ -33,18 +33,18 @@ def path(checkpoints):
     return checkpoints(heads=3, layers=3, seed=21)
 
 
-def line(points, time):
-    """The value at ``time`` on the line through the last two points, without the code that is tested."""
+def line(points, place):
+    """The value at ``place`` on the line through the last two points, without the code that is tested."""
     if len(points) < 2:
         return points[-1][1]
     (t, a), (u, b) = points[-2:]
-    return a + (b - a) * (time - t) / (u - t)
+    return a + (b - a) * (place - t) / (u - t)
 
 
 def alone(case, sampler="euler", first=0, x=None, computed=COMPUTED):
     """The samples of one process: stock forwards, and lines through their guided predictions."""
     inputs, model, steps = case.sample_inputs(SIGMAS), tiny.transformer(SIZES), iter(range(first, 99))
-    points: list[tuple[float, torch.Tensor]] = []
+    points: list[tuple[int, torch.Tensor]] = []
 
     def predict(latent, sigma, branch):
         text = inputs[f"{branch}.encoder_hidden_states"]
@@ -54,11 +54,12 @@ def alone(case, sampler="euler", first=0, x=None, computed=COMPUTED):
         return out[:, :, : latent.shape[2], : latent.shape[3], : latent.shape[4]]
 
     def denoise(latent, sigma):
-        if next(steps) not in computed:
-            return latent - sigma * line(points, float(sigma))
+        step = next(steps)
+        if step not in computed:
+            return latent - sigma * line(points, step)
         out = predict(latent, sigma, 1)
         out = out + (predict(latent, sigma, 0) - out) * CFG
-        points.append((float(sigma), out))
+        points.append((step, out))
         return latent - sigma * out
 
     message = Sample(model=requests.spec(Path()), branches=2, sampler=sampler, cfg=CFG, seed=requests.SEED)
@@ -117,7 +118,7 @@ def steps_of(rank, message, texts, x):
     def tensors(index):
         changing = {"hidden_states": state["x"], "timestep": torch.full((batch,), SIGMAS[index] * 1000)}
         named = {f"{i}.{name}": each for i in range(2) for name, each in changing.items()}
-        return named | {POSITION: torch.tensor([index, len(SIGMAS) - 1])}
+        return named | {POSITION: torch.tensor([float(index), len(SIGMAS) - 1])}
 
     def take(results, index):
         forecast.append(results[FORECASTS].tolist())
@@ -162,7 +163,7 @@ def test_a_run_that_is_forgotten_warms_up_again(pools, path):
 
     def asked(step):
         time = {f"{i}.timestep": torch.full((2,), SIGMAS[step] * 1000) for i in range(2)}
-        return message, tensors | time | {POSITION: torch.tensor([step, 8])}
+        return message, tensors | time | {POSITION: torch.tensor([float(step), 8])}
 
     forecasts = []
     for step, forget in ((0, False), (1, False), (2, True), (3, True), (4, False)):
@@ -215,10 +216,10 @@ def test_layouts_with_approximations_of_their_own_are_refused(pools, path, layou
 
 def test_a_position_belongs_to_a_cache(pools, path):
     message, tensors = requests.forward(requests.spec(path, "", ranks=1), Case())
-    position = {POSITION: torch.tensor([0, 8])}
+    position = {POSITION: torch.tensor([0.0, 8.0])}
     errors = [
         pools(3).run(driver.handle, replace(message, cache=cache), tensors | more)[0]["error"]
-        for cache, more in ((None, position), (CACHE, {}), (CACHE, {POSITION: torch.tensor([1])}))
+        for cache, more in ((None, position), (CACHE, {}), (CACHE, {POSITION: torch.tensor([1.0])}))
     ]
     assert "position has no use without a step cache" in errors[0]
     assert "position is missing: a step cache needs" in errors[1]
@@ -293,7 +294,7 @@ def test_a_threshold_of_zero_computes_all_and_a_large_one_what_it_must(pools, pa
 
 def test_a_stage_without_the_first_block_cannot_decide(pools, path):
     message, tensors = requests.forward(requests.spec(path, "pipe=3", ranks=3), Case())
-    tensors |= {POSITION: torch.tensor([0, 8])}
+    tensors |= {POSITION: torch.tensor([0.0, 8.0])}
     answers = pools(3).run(driver.handle, replace(message, cache=by_the_first_block("residual", 0.1)), tensors)
     assert all(
         "looks at the first block, which only the first stage of pipe=3 has" in each["error"] for each in answers

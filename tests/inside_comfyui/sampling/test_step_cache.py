@@ -124,5 +124,5 @@ def test_a_label_reaches_the_metadata_of_the_running_prompt() -> None:
 def test_a_choice_knows_its_settings() -> None:
     custom = StepCache(interval=5)
     assert CacheChoice(mode="custom", settings=custom).for_steps(4) == custom
-    assert CacheChoice(mode="safe").for_steps(24) == StepCache(interval=2, warmup=2)
+    assert CacheChoice(mode="safe").for_steps(24) == StepCache(interval=2)
     assert CacheChoice(mode="safe").for_steps(8) is None

@@ -35,7 +35,7 @@ def answers(cache: StepCache, compute: Any, model: Any = None) -> list[dict[str,
     times = [1000.0 * (1 - step / STEPS) for step in range(STEPS)]
     return [
         run.answer(
-            {POSITION: torch.tensor([step, STEPS]), "0.timestep": torch.tensor([time, time])},
+            {POSITION: torch.tensor([float(step), STEPS]), "0.timestep": torch.tensor([time, time])},
             model,
             partial(compute, time=time),
         )

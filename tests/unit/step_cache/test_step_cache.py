@@ -8,15 +8,12 @@ import torch
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.step_cache.forecast import forecast, weights
 from parallel_backend.step_cache.history import StepHistory
-from parallel_backend.step_cache.schedule import Moment, step_of
+from parallel_backend.step_cache.schedule import Moment, position_of, step_of
 from parallel_backend.step_cache.settings import PRESETS, StepCache, preset
 
 
 def moments(steps: int, models: Sequence[str] = ()) -> list[Moment]:
-    return [
-        Moment(step=step, steps=steps, time=1000.0 * (1 - step / steps), model=models[step] if models else "")
-        for step in range(steps)
-    ]
+    return [Moment(position=float(step), steps=steps, model=models[step] if models else "") for step in range(steps)]
 
 
 def computed(cache: StepCache, calls: Sequence[Moment]) -> list[int]:
@@ -34,13 +31,13 @@ def computed(cache: StepCache, calls: Sequence[Moment]) -> list[int]:
 
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_a_polynomial_of_its_order_is_forecast_exactly(order: int) -> None:
-    times, time = [900.0, 850.5, 700.25][: order + 1], 655.0
+    places, place = [9.0, 8.5, 7.25][: order + 1], 6.75
 
     def value(at: float) -> torch.Tensor:
         return torch.tensor([2.0, -1.0]) + torch.tensor([0.5, 0.25]) * at**order if order else torch.tensor([3.0, 4.0])
 
-    found = forecast([value(each) for each in times], weights(times, time))
-    assert torch.allclose(found, value(time), rtol=1e-5)
+    found = forecast([value(each) for each in places], weights(places, place))
+    assert torch.allclose(found, value(place), rtol=1e-5)
 
 
 def test_a_forecast_has_the_dtype_of_what_was_computed() -> None:
@@ -71,7 +68,7 @@ def test_a_sampling_that_begins_anew_forgets_the_one_before() -> None:
     assert computed(StepCache(interval=3, final=0), moments(6)[:5] + moments(6)) == [0, 3, 5, 8]
 
 
-def test_a_call_at_the_time_of_an_earlier_one_takes_its_place() -> None:
+def test_a_call_at_the_place_of_an_earlier_one_takes_its_place() -> None:
     history = StepHistory[str](StepCache(interval=2, final=0))
     first, second, third = moments(3)
     for moment, value in ((first, 1.0), (second, 5.0), (second, 3.0)):
@@ -82,10 +79,7 @@ def test_a_call_at_the_time_of_an_earlier_one_takes_its_place() -> None:
 
 
 def test_a_second_call_within_a_step_is_computed_as_the_first_is() -> None:
-    calls = [
-        Moment(step=step, steps=4, time=time)
-        for step, time in ((0, 9.0), (0, 8.0), (1, 7.0), (1, 6.0), (2, 5.0), (2, 4.0), (3, 3.0))
-    ]
+    calls = [Moment(position=position, steps=4) for position in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)]
     assert computed(StepCache(interval=2), calls) == [0, 1, 4, 5, 6]
 
 
@@ -103,6 +97,17 @@ def test_the_order_grows_with_what_is_known() -> None:
 )
 def test_a_call_belongs_to_the_step_around_it(sigma: float, step: int) -> None:
     assert step_of(sigma, [1.0, 0.8, 0.5, 0.0]) == step
+
+
+@pytest.mark.parametrize(
+    ("sigma", "position"), [(1.0, 0.0), (2.0, 0.0), (0.9, 0.5), (0.8, 1.0), (0.65, 1.5), (0.5, 2.0), (0.0, 2.99)]
+)
+def test_a_call_has_a_place_within_its_step(sigma: float, position: float) -> None:
+    assert position_of(sigma, [1.0, 0.8, 0.5, 0.0]) == pytest.approx(position)
+
+
+def test_a_step_of_no_length_has_one_place() -> None:
+    assert position_of(0.5, [1.0, 0.5, 0.5]) == 1.0
 
 
 @pytest.mark.parametrize(
