@@ -16,7 +16,7 @@ PRESETS = ("safe", "fast")
 """Names of settings that depend on the number of steps."""
 _FROM = {
     "safe": {40: (3, 2, 1, 0), 12: (2, 1, 1, 1)},
-    "fast": {40: (4, 1, 1, 0), 16: (3, 1, 1, 1), 12: (2, 1, 1, 1)},
+    "fast": {40: (4, 1, 1, 0), 20: (3, 1, 1, 1), 12: (2, 1, 1, 1)},
 }
 """By preset: from how many steps on which interval, order, warm-up and computed steps at the end. Fewer steps are too
 far from one another to forecast any, and many are so close that the last one may be forecast."""

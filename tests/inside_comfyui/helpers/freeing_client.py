@@ -10,7 +10,7 @@ from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
 from any_folder_name.parallel_backend.protocol.messages import RankRequest, Unload
 from any_folder_name.parallel_backend.protocol.model_spec import ModelSpec
 
-MANY = 8
+MANY = 4
 """Models that are freed one by one: to free one takes a second, and new ranks take a few."""
 
 
