@@ -17,7 +17,7 @@ ADVANCED = {"advanced": True}
 """What newer versions of ComfyUI's page hide until they are asked for it."""
 MODE_TOOLTIP = (
     "off: all steps are computed. safe: hardly a visible difference; from 12 steps on it computes every second, from "
-    "40 on every third. fast: with a visible difference; from 16 steps on every third, from 40 on every fourth. "
+    "40 on every third. fast: with a visible difference; from 20 steps on every third, from 40 on every fourth. "
     "custom: the inputs below. Distilled models with 4 to 8 steps gain nothing."
 )
 METHOD_TOOLTIP = (
