@@ -113,7 +113,7 @@ class Outcome:
 
 def settings(steps: int) -> list[Setting]:
     """Return what is compared for a number of steps: ours first."""
-    caches = {mode: preset(mode, steps) for mode in PRESETS}
+    caches = {mode: cache for mode in PRESETS if (cache := preset(mode, steps))}
     caches |= {
         f"interval {interval} order {order}": StepCache(interval=interval, order=order)
         for interval in INTERVALS
