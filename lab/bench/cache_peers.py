@@ -29,8 +29,8 @@ PROMPTS, BATCH = 32, 8
 SIZE = 128
 INTERVALS, ORDERS = (2, 3, 4, 5), (1, 2)
 """Of our settings beside the presets."""
-LATE = (0.5, 0.75)
-"""Parts of the steps after which our settings for small gains forecast every second one."""
+COMPUTED = (0.4, 0.5, 0.75)
+"""Parts of the steps, the last ones, that our settings for small gains compute."""
 THRESHOLDS = (0.04, 0.08, 0.16, 0.32)
 """Of DBCache: 0.08 is its default, and 0.32 skips almost all that may be skipped."""
 WARMUP = 4
@@ -121,7 +121,10 @@ def settings(steps: int) -> list[Setting]:
         for interval in INTERVALS
         for order in ORDERS
     }
-    caches |= {f"interval 2 after {part:.0%}": StepCache(interval=2, first=int(part * steps)) for part in LATE}
+    caches |= {
+        f"interval 2 before the last {part:.0%}": StepCache(interval=2, order=2, final=int(part * steps))
+        for part in COMPUTED
+    }
     found = [Setting(name=name, ours=True, prepare=partial(_ours, cache)) for name, cache in caches.items()]
     for forecast, added in {"": None, " + TaylorSeer": 1}.items():
         found += [
