@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.verify.loops.quality import GUIDANCE, SHAPES, SHIFT, Pictures, psnr
+from lab.verify.loops.quality import GUIDANCE, SHAPES, SHIFT, Pictures, decoded, psnr
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.step_cache.history import StepHistory
 from parallel_backend.step_cache.schedule import Moment
@@ -203,16 +203,7 @@ class _Pictures:
                 generator=torch.Generator().manual_seed(batch),
             ).frames  # fmt: skip
             taken = time.perf_counter() - start
-        return self._decode(latents), taken
-
-    def _decode(self, latents: Tensor) -> Pictures:
-        vae = self.pipeline.vae
-        mean, std = (
-            torch.tensor(numbers).view(1, -1, 1, 1, 1) for numbers in (vae.config.latents_mean, vae.config.latents_std)
-        )
-        pixels = vae.decode(latents * std + mean).sample
-        pictures: Pictures = self.pipeline.video_processor.postprocess_video(pixels, output_type="np")[:, 0]
-        return pictures
+        return decoded(self.pipeline, latents), taken
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +88,7 @@ class PictureSampler:
             self._sample(layout, noise[i : i + BATCH], self.positive[i : i + BATCH], self.negative[i : i + BATCH])
             for i in range(0, len(noise), BATCH)
         ]
-        return self._decode(torch.cat(latents))
+        return decoded(self.pipeline, torch.cat(latents))
 
     def _sample(self, layout: ParallelLayout, noise: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         spec = ModelSpec(path=str(SHAPES), devices=self.devices, dtype="float32", layout=layout)
@@ -95,15 +96,17 @@ class PictureSampler:
         texts = {"0.encoder_hidden_states": positive, "1.encoder_hidden_states": negative}
         return self.client.call(message, {"x": noise, "sigmas": self.pipeline.scheduler.sigmas, **texts})["samples"]
 
-    @torch.no_grad()
-    def _decode(self, latent: Tensor) -> Pictures:
-        vae = self.pipeline.vae
-        mean, std = (
-            torch.tensor(numbers).view(1, -1, 1, 1, 1) for numbers in (vae.config.latents_mean, vae.config.latents_std)
-        )
-        pixels = vae.decode(latent * std + mean).sample
-        pictures: Pictures = self.pipeline.video_processor.postprocess_video(pixels, output_type="np")[:, 0]
-        return pictures.astype(np.float32)
+
+@torch.no_grad()
+def decoded(pipeline: Any, latents: Tensor) -> Pictures:
+    """Return the pictures of latents ``[N, C, 1, H, W]``, by the pipeline's VAE."""
+    vae = pipeline.vae
+    mean, std = (
+        torch.tensor(numbers).view(1, -1, 1, 1, 1) for numbers in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    pixels = vae.decode(latents * std + mean).sample
+    pictures: Pictures = pipeline.video_processor.postprocess_video(pixels, output_type="np")[:, 0]
+    return pictures.astype(np.float32)
 
 
 def measure(
