@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,13 +53,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("comfyui_path", versions or [skipped], scope="session", indirect=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests marked ``newest`` for all versions but the newest, and ``grid`` or ``long`` unless ``-m`` does."""
+    _mark_long(items)
     unwanted = [item for item in items if item.get_closest_marker("newest") and _path_of(item) in VERSIONS[:-1]]
     for name in {"grid", "long"} - set(config.option.markexpr.split()):
         unwanted += [item for item in items if item.get_closest_marker(name)]
     config.hook.pytest_deselected(items=unwanted)
     items[:] = [item for item in items if item not in unwanted]
+
+
+def _mark_long(items: list[pytest.Item]) -> None:
+    """Mark the cases as ``long`` that ``daily`` leaves out."""
+    cases = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and (mark := item.get_closest_marker("daily")):
+            cases[item.parent, item.originalname, _path_of(item), mark.args[0]].append(item)
+    for (*_, count), group in cases.items():
+        daily = {i * len(group) // count for i in range(count)}
+        for place, item in enumerate(group):
+            if place not in daily:
+                item.add_marker("long")
 
 
 _TOO_OLD = re.compile(r"\w+ needs diffusers [\d.]+, and [\w.]+ is installed")

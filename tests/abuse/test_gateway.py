@@ -108,6 +108,7 @@ CASES: list[tuple[tuple[str, ...], Callable[[Path, Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("files", "change", "words"), CASES, ids=[change.__name__ for _, change, _ in CASES])
+@pytest.mark.daily(2)
 def test_a_client_that_is_not_known_is_told_why(
     backend: Client, address: Address, certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     files: tuple[str, ...], change: Callable[[Path, Path], None], words: str,
@@ -163,6 +164,7 @@ def refusal(answer: bytes) -> str:
         (greeting.HEAD.pack(greeting.MAGIC, greeting.VERSION, 0, 60000) + bytes(4 << 20), "a token of 60000 bytes"),
     ],
 )
+@pytest.mark.daily(2)
 def test_what_is_no_good_greeting_is_refused(
     backend: Client, address: Address, certificates: Path, data: bytes, words: str
 ) -> None:

@@ -109,6 +109,7 @@ def test_any_other_class_is_refused(ranks: Client, model: Path, component: str, 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_experts_implementation"])
 @pytest.mark.parametrize("value", ["someone/kernel", "flash_attention_2", {"": "someone/kernel"}])
+@pytest.mark.daily(3)
 def test_a_config_that_names_a_program_is_refused(ranks: Client, model: Path, key: str, value: Any) -> None:
     changed(model / "text_encoder" / "config.json", **{key: value})
     with pytest.raises(InvalidRequest, match=f"has {key} .*, for which transformers may download and run a program"):
@@ -136,6 +137,7 @@ def test_a_link_to_another_file_is_read_as_what_it_should_be_and_not_quoted(
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/tty", "pipe"])
+@pytest.mark.daily(3)
 def test_a_link_to_what_has_no_end_is_refused_at_once(ranks: Client, model: Path, name: str, device: str) -> None:
     if device == "pipe":
         os.mkfifo(device := str(model.parent / "pipe"))
@@ -168,6 +170,7 @@ def test_a_path_that_is_no_model_is_refused(ranks: Client, path: str) -> None:
         ("transformer/diffusion_pytorch_model.safetensors.index.json", b'{"weight_map":{"a":"\\u0000.safetensors"}}'),
     ],
 )
+@pytest.mark.daily(4)
 def test_broken_json_is_refused(ranks: Client, model: Path, name: str, content: bytes) -> None:
     (model / name).write_bytes(content)
     with pytest.raises(InvalidRequest):

@@ -42,6 +42,8 @@ def page_server(comfyui_path: Path) -> Iterator[ComfyServer]:
         server.client.request(
             "/settings/Comfy.TutorialCompleted", True
         )  # otherwise a dialog for new users covers the page
+        # Drawn by the processor, which the ranks need, too.
+        server.client.request("/settings/LiteGraph.Canvas.MaximumFps", 10)
         yield server
     finally:
         left = server.stop()
@@ -61,7 +63,7 @@ def browser() -> "Iterator[Browser]":
 
 
 def _loaded(server: ComfyServer, browser: "Browser") -> "Page":
-    page = browser.new_page(viewport={"width": 1600, "height": 900})
+    page = browser.new_page(viewport={"width": 1600, "height": 900}, reduced_motion="reduce")
     page.set_default_timeout(1000 * PATIENCE)
     page.goto(server.client.url, wait_until="domcontentloaded")
     page.wait_for_function("() => window.app?.graph && window.app.vueAppReady", timeout=1000 * PATIENCE)

@@ -70,6 +70,7 @@ def toast(page: "Page", summary: str) -> "Locator":
 
 
 @pytest.mark.parametrize("name", [NATIVE, OURS])
+@pytest.mark.daily(1)
 def test_a_node_that_samples_on_ranks_shows_the_time_of_a_step(page: "Page", name: str) -> None:
     sampler = SAMPLERS[name]
     page.evaluate(OPEN, name)

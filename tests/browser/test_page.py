@@ -54,6 +54,7 @@ def has(node: dict[str, Any], name: str, info: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("name", workflows.names())
+@pytest.mark.daily(7)
 def test_a_workflow_opens_with_no_missing_node_and_queues_the_prompt_of_the_api_format(
     one_page: "Page", page_server: ComfyServer, comfyui_path: Path, name: str
 ) -> None:

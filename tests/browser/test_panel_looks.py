@@ -58,6 +58,7 @@ def themed(request: pytest.FixtureRequest, one_page: "Page") -> "Page":
 @pytest.mark.newest
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("state", STATES)
+@pytest.mark.daily(10)
 def test_every_state_fits_and_is_accessible(
     themed: "Page", state: str, width: int, request: pytest.FixtureRequest
 ) -> None:

@@ -135,6 +135,7 @@ def test_parallel_decode_gives_the_same_image(client: ComfyClient) -> None:
         (prompt(model_name="no vae"), "no vae has no VAE"),
     ],
 )
+@pytest.mark.daily(7)
 def test_bad_input_is_refused_before_weights_load(
     tiny_server: ComfyServer, client: ComfyClient, refused: Prompt, message: str
 ) -> None:
@@ -180,6 +181,7 @@ def loaded_components(server: ComfyServer, model: str) -> set[str]:
 
 @pytest.mark.parametrize("sampler", ["KSampler", "ParallelSampler"])
 @pytest.mark.parametrize(("file", "message"), [("four", "has 4 channels"), ("nan", "not finite (NaN")])
+@pytest.mark.daily(2)
 def test_bad_latents(tiny_server: ComfyServer, client: ComfyClient, sampler: str, file: str, message: str) -> None:
     refused = prompt(sampler, model_name="fresh too")
     refused["4"] = {"class_type": "LoadLatent", "inputs": {"latent": f"{file}.latent"}}

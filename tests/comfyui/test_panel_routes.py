@@ -85,6 +85,7 @@ def test_the_buttons_start_and_stop_the_backend(new_server: Callable[..., ComfyS
 
 
 @pytest.mark.parametrize("sampler", ["KSampler", "ParallelSampler"])
+@pytest.mark.daily(1)
 def test_what_is_pushed_while_sampling_is_the_true_state(tiny_server: ComfyServer, sampler: str) -> None:
     client = tiny_server.client
     with sampling(tiny_server, sampler) as (prompt_id, events):

@@ -54,6 +54,7 @@ def three_loaders() -> Prompt:
 
 @pytest.mark.newest
 @pytest.mark.parametrize("of_several_machines", [False, True])
+@pytest.mark.daily(1)
 def test_the_server_answers_while_a_backend_is_suspended(
     new_server: Callable[..., ComfyServer], of_several_machines: bool
 ) -> None:

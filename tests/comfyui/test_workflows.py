@@ -54,6 +54,7 @@ def test_every_folder_is_loaded_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.daily(7)
 def test_graph_converts_to_the_stored_api_prompt(client: ComfyClient, comfyui_path: Path, name: str) -> None:
     info = client.object_info()
     if workflows.needed_release(name) > comfy_paths.release(comfyui_path):

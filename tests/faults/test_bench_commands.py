@@ -155,6 +155,7 @@ def test_bench_resume(runtime: Path) -> None:
         (("bench", "--plot", "/no/such/folder/plot.png"), "/no/such/folder/plot.png"),
     ],
 )
+@pytest.mark.daily(5)
 def test_sizes_that_make_no_sense_are_refused(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], sentence: str
 ) -> None:

@@ -64,6 +64,7 @@ def folder_for_socket(runtime: Path) -> Iterator[None]:
         (folder_for_socket, "socket cannot be made: Is a directory"),
     ],
 )
+@pytest.mark.daily(1)
 def test_a_folder_that_takes_no_backend_is_named_with_the_reason(
     runtime: Path, refuses: Callable[[Path], contextlib.AbstractContextManager[None]], said: str
 ) -> None:

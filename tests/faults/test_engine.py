@@ -124,6 +124,7 @@ def test_nobody_else_can_reach_a_backend_that_works(client: Client, model: Model
 
 
 @pytest.mark.parametrize("layout", ["ulysses=2", "pipe=3"])
+@pytest.mark.daily(1)
 def test_a_rank_killed_in_a_step_is_named_and_the_next_request_works(
     client: Client, model: ModelSpec, layout: str
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_rank_killed_in_a_step_is_named_and_the_next_request_works(
 
 
 @pytest.mark.parametrize("layout", ["ulysses=2", "pipe=2"])
+@pytest.mark.daily(1)
 def test_an_interrupt_keeps_the_ranks_and_their_weights(client: Client, model: ModelSpec, layout: str) -> None:
     model = with_layout(model, layout)
     client.call(*request(model, 2))

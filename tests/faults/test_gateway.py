@@ -62,6 +62,7 @@ def is_idle(client: Client) -> bool:
 
 
 @pytest.mark.parametrize("files", [WITH_CERTIFICATE, WITH_TOKEN], ids=["certificate", "token"])
+@pytest.mark.daily(1)
 def test_a_sample_gives_what_it_gives_on_the_same_machine(
     machines: Machines, files: tuple[str, ...], certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,6 +209,7 @@ def test_a_start_waits_for_one_that_is_ending(runtime: Path) -> None:
     assert client.status().generation == 0
 
 
+@pytest.mark.long
 def test_a_backend_that_nobody_can_reach_ends(runtime: Path) -> None:
     client = start_fake(runtime)
     client.call(sample(), tensors(1))

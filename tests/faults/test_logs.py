@@ -61,6 +61,7 @@ def test_the_log_of_a_rank_outlives_recoveries(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("number", "how"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "stopped")])
+@pytest.mark.daily(1)
 def test_the_last_lines_reach_the_error(client: Client, number: signal.Signals, how: str) -> None:
     running = Running(client=client, message=sample("talk 1")).in_step()
     wait_until(lambda: "its last words" in client.endpoint.rank_log(1).read_text(), 10.0, "rank 1 has spoken")
@@ -85,6 +86,7 @@ def test_everything_is_private(client: Client) -> None:
 
 
 @pytest.mark.parametrize("log", ["rank0.log", "requests.log"])
+@pytest.mark.daily(1)
 def test_a_log_that_cannot_be_written_ends_nothing(runtime: Path, log: str) -> None:
     logs = runtime / "logs"
     (logs / log).mkdir(parents=True)

@@ -32,6 +32,7 @@ def client() -> Iterator[Client]:
         ("load", 1, "loading weights (step 3 of 1000)", 8.0),
     ],
 )
+@pytest.mark.daily(1)
 def test_a_hung_rank_is_named_with_its_phase(client: Client, kind: str, rank: int, phase: str, seconds: float) -> None:
     running = Running(client=client, message=sample(f"{kind} {rank}")).in_step()
     pid = client.status().ranks[rank].pid
@@ -53,6 +54,7 @@ def test_ranks_that_cannot_connect_are_told_what_to_try(client: Client) -> None:
 
 
 @pytest.mark.parametrize("kind", ["slow", "slowload", "compute"])
+@pytest.mark.daily(1)
 def test_a_slow_rank_is_left_alone(client: Client, kind: str) -> None:
     """Each takes longer than ``PATIENCE.progress``: in parts, while loading, and without a pause."""
     generation = client.status().generation

@@ -23,6 +23,7 @@ def works(client: Client) -> bool:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.daily(1)
 def test_a_killed_rank_is_named_and_the_next_request_works(client: Client, rank: int) -> None:
     running = Running(client=client, message=sample()).in_step()
     before = client.status()
@@ -39,6 +40,7 @@ def test_a_killed_rank_is_named_and_the_next_request_works(client: Client, rank:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.daily(1)
 def test_a_stopped_rank_is_found(client: Client, rank: int) -> None:
     running = Running(client=client, message=sample()).in_step()
     pid = client.status().ranks[rank].pid
@@ -50,6 +52,7 @@ def test_a_stopped_rank_is_found(client: Client, rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.daily(1)
 def test_a_rank_that_raises_is_named_with_its_exception(client: Client, rank: int) -> None:
     error = Running(client=client, message=sample(f"raise {rank}")).ended(30.0)
     assert isinstance(error, RankFailed)
@@ -68,6 +71,7 @@ def test_a_rank_that_raises_after_the_answer_is_replaced(client: Client) -> None
 
 
 @pytest.mark.parametrize("name", ["torch", "cuda", "nccl"])
+@pytest.mark.daily(1)
 def test_a_full_device_is_named(client: Client, name: str) -> None:
     error = Running(client=client, message=sample(f"torch 1 FULL/{name}")).ended(30.0)
     assert isinstance(error, OutOfMemory)
@@ -86,6 +90,7 @@ def test_a_lost_peer_is_no_full_device(client: Client) -> None:
 
 @pytest.mark.parametrize("culprit", [0, 1])
 @pytest.mark.parametrize("name", ["OWN/illegal address", "OWN/nccl", "OWN/small /dev/shm"])
+@pytest.mark.daily(2)
 def test_a_rank_whose_device_fails_is_named_though_others_notice_first(client: Client, name: str, culprit: int) -> None:
     """Its process, which cannot use its device any more, and those of all other ranks are replaced."""
     running = Running(client=client, message=sample(f"blame {culprit} {name}")).in_step()
@@ -104,6 +109,7 @@ def test_a_rank_with_a_full_device_is_named_though_others_notice_first(client: C
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.daily(1)
 def test_a_rank_that_the_watchdog_ends_is_not_blamed_for_another(client: Client, culprit: int) -> None:
     error = Running(client=client, message=sample(f"accuse {culprit} OWN/launch failure")).ended(30.0)
     assert type(error) is RankFailed
@@ -121,6 +127,7 @@ def test_a_rank_that_the_watchdog_ends_is_not_blamed_for_another(client: Client,
         ("FULL/nccl", OutOfMemory, "Last error: Cuda failure 2 'out of memory'"),
     ],
 )
+@pytest.mark.daily(2)
 def test_a_rank_that_aborts_is_named_with_the_reason(
     client: Client, name: str, kind: type[BackendFailure], said: str
 ) -> None:
@@ -135,6 +142,7 @@ def test_a_rank_that_aborts_is_named_with_the_reason(
 
 @pytest.mark.parametrize(("name", "kind"), [("OWN/two ranks on a card", RankFailed), ("FULL/nccl", OutOfMemory)])
 @pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.daily(1)
 def test_a_rank_that_cannot_start_is_named_though_others_notice_first(
     client: Client, name: str, kind: type[BackendFailure], culprit: int
 ) -> None:

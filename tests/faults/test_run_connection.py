@@ -115,6 +115,7 @@ def test_two_clients_take_turns(client: Client) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.daily(1)
 def test_ranks_that_die_between_steps_are_replaced(client: Client, rank: int) -> None:
     predicted(client, 1.0)
     os.kill(client.status().ranks[rank].pid, signal.SIGKILL)

@@ -114,6 +114,7 @@ def test_a_request_of_another_program_is_not_expected(runtime: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.daily(1)
 def test_they_take_the_places_of_a_killed_set(spared: Client, rank: int) -> None:
     spared.call(sample(), tensors(1))
     spares, before = ready(spared), ranks(spared)
@@ -173,6 +174,7 @@ def test_dead_ones_are_replaced_and_leave_no_zombie_and_no_descriptor(spared: Cl
     wait_until(lambda: supervisor.num_fds() <= descriptors, 5.0, "no descriptor is left over")
 
 
+@pytest.mark.long
 def test_all_at_once_may_die(spared: Client) -> None:
     """The next set starts without them, though the supervisor may not have noticed yet."""
     for pid in ready(spared):
@@ -193,6 +195,7 @@ def test_a_request_does_not_fail_because_of_them(spared: Client) -> None:
     assert "exited with status 5 while starting" in supervisor_log(spared)
 
 
+@pytest.mark.long
 def test_requests_work_while_none_can_start_and_tries_become_rare(runtime: Path) -> None:
     (runtime / FAILS_TO_PREPARE).touch()
     client = start_fake(runtime, limits=SPARES)
@@ -229,6 +232,7 @@ def test_one_that_imports_is_taken_when_ranks_start(runtime: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.daily(1)
 def test_they_end_with_the_supervisor(runtime: Path, number: signal.Signals) -> None:
     """Those that are ready, the one that is importing, and one that is suspended."""
     client = start_fake(runtime, limits=replace(SPARES, spares=3))

@@ -58,6 +58,7 @@ def runner() -> Iterator[Verifier]:
 
 
 @pytest.mark.parametrize("steps", [1, 8])
+@pytest.mark.daily(1)
 def test_step_loops_equal_their_algorithm(
     runner: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:

@@ -80,6 +80,7 @@ def handled(rank, message, tensors, stage):
     ("ranks", "layout"),
     [(3, "ulysses=3"), (3, "ring=3"), (4, "ring=2 ulysses=2"), (2, "cfg=2"), (3, "data=3"), (4, "cfg=2 ring=2")],
 )
+@pytest.mark.daily(2)
 def test_layouts_give_the_same_result_through_staging(pools, checkpoints, ranks, layout):
     model = requests.spec(checkpoints(heads=3), layout)
     loop, start = requests.sample(model, Case())

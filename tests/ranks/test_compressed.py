@@ -143,6 +143,7 @@ def test_the_ranks_hold_whole_blocks():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", MIXED)
+@pytest.mark.daily(7)
 def test_equals_the_decoded_weights(pools, files, name, layout):
     check(pools, files(name), layout)
 
@@ -156,6 +157,7 @@ def test_each_format_equals_its_decoded_weights(pools, files, name, layout):
 
 @pytest.mark.parametrize("layout", ["", "tensor=3", "ulysses=2 shard_weights", "pipe=2 patches=1"])
 @pytest.mark.parametrize("name", MIXED)
+@pytest.mark.daily(4)
 def test_loras_and_overlays_change_compressed_weights(pools, files, model, tmp_path, name, layout):
     check_changes(pools, files, model, tmp_path, name, layout)
 

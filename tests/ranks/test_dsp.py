@@ -38,6 +38,7 @@ def on_one_process(name, inputs, changes):
 
 @pytest.mark.parametrize(("layout", "streams", "batch"), CASES)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.daily(3)
 def test_loras_and_streamed_blocks_equal_one_process(pools, folders, loras, streaming, name, layout, streams, batch):
     """A LoRA on one of two prompts with texts of different lengths, which are no batch."""
     ranks, kind = ParallelLayout.parse(layout).ranks, NAMES[name]

@@ -36,6 +36,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("ranks", "layout"), LAYOUTS)
 @pytest.mark.parametrize("heads", [4, 3])
+@pytest.mark.daily(23)
 def test_equals_stock(pools, checkpoints, ranks, layout, heads):
     check(pools, checkpoints(heads=heads), tiny.Tiny(heads=heads), ranks, layout, Case())
 

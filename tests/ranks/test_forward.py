@@ -37,12 +37,14 @@ def check(pools, path, sizes, ranks, layout, case, *, limit=EXACT):
 
 @pytest.mark.parametrize(("ranks", "layout"), LAYOUTS)
 @pytest.mark.parametrize("batch", [2, 3])
+@pytest.mark.daily(9)
 def test_layout_equals_stock(pools, checkpoints, ranks, layout, batch):
     check(pools, checkpoints(heads=4), tiny.Tiny(heads=4), ranks, layout, Case(batch=batch))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.daily(5)
 def test_heads_need_not_be_divisible(pools, checkpoints, heads, ranks):
     check(pools, checkpoints(heads=heads), tiny.Tiny(heads=heads), ranks, f"ulysses={ranks}", Case(batch=1))
 

@@ -41,6 +41,7 @@ def on_one_process(inputs):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.daily(5)
 def test_prompts_with_unlike_texts_and_references_equal_one_process(pools, folders, branches, layout):
     model = requests.spec(folders(NAME, "references"), layout)
     ranks = ParallelLayout.parse(layout).ranks

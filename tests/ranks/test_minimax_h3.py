@@ -51,6 +51,7 @@ def differs(one, other):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.daily(3)
 def test_unlike_prompts_equal_one_process(pools, folders, branches, layout):
     model, ranks = requests.spec(folders(NAME, "t2v"), layout), ParallelLayout.parse(layout).ranks
     for pair in (branches[:2], branches[2:]):
@@ -96,6 +97,7 @@ def plain_loop(inputs, *, carried):
 
 
 @pytest.mark.parametrize("layout", LOOPS)
+@pytest.mark.daily(3)
 def test_a_loop_carries_the_sound_as_comfyui_does(pools, folders, branches, layout):
     inputs = branches[0]
     x, kept = examples.loop_inputs(NAME, inputs)

@@ -47,6 +47,7 @@ def case(folder, ranks, **asked):
         (3, (1, 9, 6), True),
     ],
 )
+@pytest.mark.daily(3)
 def test_tiles_equal_diffusers(pools, tmp_path, ranks, size, encode):
     subject = case(tmp_path, ranks, size=size, encode=encode)
     answers = pools(ranks).run(with_small_tiles, subject.message, subject.given)

@@ -38,6 +38,7 @@ def error(answer, wanted):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.daily(4)
 def test_every_sampler_goes_on(pools, checkpoints, sampler):
     path = checkpoints(heads=3)
     whole = run(pools, path, "ulysses=3", sampler=sampler, keep=True)
@@ -64,6 +65,7 @@ def test_every_sampler_goes_on(pools, checkpoints, sampler):
     ],
 )
 @pytest.mark.parametrize("sampler", ["dpmpp_2m", "euler_ancestral"])
+@pytest.mark.daily(4)
 def test_every_layout_goes_on(pools, checkpoints, layout, sampler):
     path = checkpoints(heads=3, layers=3)
     whole = run(pools, path, layout, sampler=sampler, keep=True)

@@ -99,6 +99,7 @@ def check(found):
 
 @pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.daily(9)
 def test_steps_of_comfyuis_loop(pools, folders, name, layout, alike):
     (kind, layers), both, ranks = FAMILIES[name], prompts(name, alike=alike), ParallelLayout.parse(layout).ranks
     message = Forward(model=requests.spec(folders(name, kind), layout), branches=2, steps=True)
@@ -117,6 +118,7 @@ def test_steps_of_comfyuis_loop(pools, folders, name, layout, alike):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.daily(5)
 def test_steps_of_the_backends_loop(pools, folders, name, layout):
     (kind, layers), both, ranks = FAMILIES[name], prompts(name, alike=False), ParallelLayout.parse(layout).ranks
     x, _ = examples.loop_inputs(name, both[0])

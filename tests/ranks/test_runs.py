@@ -64,6 +64,7 @@ def check(answers, case, number):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.daily(3)
 def test_each_step_equals_the_plain_forward(pools, path, layout):
     case = Case()
     message = requests.forward(requests.spec(path, layout, ranks=3), case)[0]
@@ -94,6 +95,7 @@ def run_of(rank, message, steps):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.daily(3)
 def test_each_step_on_one_connection_equals_the_plain_forward(pools, path, layout):
     case = Case()
     message = replace(requests.forward(requests.spec(path, layout, ranks=3), case)[0], steps=True)

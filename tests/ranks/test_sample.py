@@ -37,6 +37,7 @@ def run(pools, path, ranks, layout, case, **options):
 
 @pytest.mark.parametrize(("ranks", "layout"), LAYOUTS)
 @pytest.mark.parametrize("batch", [2, 3])
+@pytest.mark.daily(9)
 def test_layout_equals_plain_loop(pools, checkpoints, ranks, layout, batch):
     case = Case(batch=batch)
     answers = run(pools, checkpoints(heads=3), ranks, layout, case)
@@ -47,6 +48,7 @@ def test_layout_equals_plain_loop(pools, checkpoints, ranks, layout, batch):
 
 
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "euler"])
+@pytest.mark.daily(4)
 def test_samplers_on_cfg_and_ulysses_and_on_data(pools, checkpoints, sampler):
     layout, batch = ("data=2", 3) if SAMPLERS[sampler].noise else ("cfg=2 ulysses=2", 1)
     case, ranks = Case(batch=batch), ParallelLayout.parse(layout).ranks

@@ -40,6 +40,7 @@ def stock_without(case, branch, skipped):
 
 
 @pytest.mark.parametrize(("ranks", "layout"), LAYOUTS)
+@pytest.mark.daily(3)
 def test_equals_stock_without_the_blocks(pools, checkpoints, ranks, layout):
     case = Case(texts=(6, 6, 6))
     message, tensors = requests.forward(requests.spec(checkpoints(**MODEL), layout), case)

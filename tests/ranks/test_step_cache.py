@@ -18,6 +18,7 @@ from parallel_backend.step_loop.request_sampler import RequestSampler
 from tests.ranks import driver, requests
 from tests.ranks.requests import Case
 from tests.support import tiny
+from tests.support.weight_changes import Change
 
 SIZES = tiny.Tiny(heads=3, layers=3, seed=21)
 LAYOUTS = ["", "ulysses=2", "ulysses=3", "ring=3", "tensor=3", "ulysses=3 shard_weights", "cfg=2", "data=2"]
@@ -26,6 +27,7 @@ CACHE = StepCache(interval=2, order=1, warmup=2, final=1)
 COMPUTED = {0, 1, 3, 5, 7}
 """The steps of SIGMAS that CACHE computes."""
 CFG = 4.0
+STRENGTHS = (0.2, -0.4)
 
 
 @pytest.fixture
@@ -143,6 +145,7 @@ def steps_of(rank, message, texts, x):
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "pipe=3"])
+@pytest.mark.daily(4)
 def test_the_steps_of_a_run_equal_the_loop(pools, path, layout):
     case = Case()
     message, _ = requests.forward(requests.spec(path, layout, ranks=3), case)
@@ -268,6 +271,7 @@ def test_ranks_decide_alike_by_the_first_block(pools, path, deciding, method):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", ["ulysses=3", "cfg=2", "data=2"])
+@pytest.mark.daily(2)
 def test_steps_decide_as_the_loop_does(pools, path, deciding, layout, method):
     case, cache = Case(), deciding(method)
     inputs = case.sample_inputs(SIGMAS)
@@ -301,8 +305,13 @@ def test_a_stage_without_the_first_block_cannot_decide(pools, path):
     )
 
 
-def drawn(seed):
-    """A random layout, request and cache."""
+@pytest.fixture
+def lora(tmp_path):
+    return Change.write(tmp_path, tiny.transformer(SIZES), seed=5, rank=2, strength=1.0).file
+
+
+def drawn(seed, lora):
+    """A random layout, request and cache, in half of the cases with a LoRA of any strength for either branch."""
     rng = random.Random(seed)
     methods: list[Method] = ["schedule", "schedule", "residual", "change"]
     cache = StepCache(
@@ -313,6 +322,7 @@ def drawn(seed):
         "sampler": rng.choice(["euler", "euler", "heun", "dpm_2", "dpmpp_2m", "uni_pc", "euler_ancestral"]),
         "cfg": rng.choice([1.0, 4.0, 7.5]),
         "cache": cache,
+        "adapters": rng.choice([(), tuple(rng.choice([(), (replace(lora, strength=s),)]) for s in STRENGTHS)]),
     }
     layouts = [each for each in LAYOUTS if options["cfg"] != 1.0 or each != "cfg=2"]
     steps = rng.randint(1, 14)
@@ -322,9 +332,9 @@ def drawn(seed):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))])
-def test_random_prompts_give_what_one_rank_gives(pools, path, seed):
+def test_random_prompts_give_what_one_rank_gives(pools, path, lora, seed):
     for number in range(10 * seed, 10 * seed + 10):
-        layout, case, options, sigmas = drawn(number)
+        layout, case, options, sigmas = drawn(number, lora)
         found = []
         for each, ranks in (("", 1), (layout, 3)):
             message, tensors = requests.sample(requests.spec(path, each, ranks=ranks), case, **options)

@@ -87,11 +87,13 @@ def warmed(layout, count):
         *((pair, "ring=2 stale=previous") for pair in FIRSTS[2::4]),
     ],
 )
+@pytest.mark.daily(7)
 def test_every_family_is_the_algorithm(pools, deep, pair, layout):
     check(pools, deep, loop(pair, layout, sigmas=SIGMAS[::3] + SIGMAS[-1:], batch=1))
 
 
 @pytest.mark.parametrize("layout", COMBINATIONS)
+@pytest.mark.daily(4)
 def test_combinations_with_odd_shapes(pools, deep, layout):
     check(pools, deep, loop(JOINT, layout, batch=3, sigmas=SIGMAS[::3]))
 
@@ -115,6 +117,7 @@ def test_references_and_masked_text(pools, deep, pair, layout):
         ("lcm", "data=2 pipe=2 patches=3"),
     ],
 )
+@pytest.mark.daily(3)
 def test_samplers(pools, deep, sampler, layout):
     check(pools, deep, loop(JOINT, layout, sampler=sampler, sigmas=SIGMAS[::2], batch=3))
 

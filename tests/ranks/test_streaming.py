@@ -73,6 +73,7 @@ SHARED = [
 
 
 @pytest.mark.parametrize(("ranks", "layout"), SHARED)
+@pytest.mark.daily(2)
 def test_a_model_of_more_than_all_limits_together_samples_the_same(pools, checkpoints, limit, ranks, layout):
     path, case = checkpoints(**LARGE), Case()
     limit(ranks, int(weights_of(SIZES) / ranks / 2.5) + work_of(path, layout, ranks, case) * 5 // 4)

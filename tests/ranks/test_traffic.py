@@ -31,6 +31,7 @@ def parameters(name, kind):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("name", "kind"), KINDS)
+@pytest.mark.daily(15)
 def test_bytes_follow_the_formulas(pools, folders, name, kind, layout):
     branches = [families.inputs(name, kind, batch=3), families.inputs(name, kind, batch=1)]
     tensors = {f"{i}.{key}": value for i, inputs in enumerate(branches) for key, value in inputs.items()}

@@ -44,6 +44,7 @@ FAMILIES = [
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("heads", [5, 4])
+@pytest.mark.daily(11)
 def test_equals_stock(pools, checkpoints, layout, heads):
     """36 tokens of the picture and 9 and 4 of the texts, of two samples."""
     ranks = ParallelLayout.parse(layout).ranks
@@ -51,6 +52,7 @@ def test_equals_stock(pools, checkpoints, layout, heads):
 
 
 @pytest.mark.parametrize(("name", "kind", "layout"), FAMILIES)
+@pytest.mark.daily(5)
 def test_families_equal_stock_and_bytes_the_formulas(pools, folders, name, kind, layout):
     parsed, path = ParallelLayout.parse(layout), folders(name, kind)
     branches = [families.inputs(name, kind, batch=2, seed=seed) for seed in range(2)]

@@ -66,6 +66,7 @@ def loads_of(answers, path):
 
 
 @pytest.mark.parametrize(("ranks", "layout"), LAYOUTS)
+@pytest.mark.daily(3)
 def test_loras_by_branch_equal_merged_weights_and_leave_no_trace(pools, checkpoints, loras, ranks, layout):
     path, (first, second) = checkpoints(heads=3), loras
     loads = loads_of(check(pools, path, ranks, layout, ((), ())), path)
@@ -75,6 +76,7 @@ def test_loras_by_branch_equal_merged_weights_and_leave_no_trace(pools, checkpoi
 
 
 @pytest.mark.parametrize(("ranks", "layout"), LAYOUTS)
+@pytest.mark.daily(3)
 def test_an_overlay_replaces_weights_and_is_undone(pools, checkpoints, loras, tmp_path, ranks, layout):
     path, model = checkpoints(heads=3), tiny.transformer(SIZES)
     names = [name for name in model.state_dict() if "blocks.0" in name or "proj_out" in name]

@@ -59,6 +59,7 @@ def formula(layout, keys, itemsize, rank):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.daily(7)
 def test_it_is_exact_and_alike_on_all_ranks(pools, layout, dtype, tolerance, masked):
     ranks = ParallelLayout.parse(layout).ranks
     for keys in (17, 4, 1):  # with 1, all other ranks have none

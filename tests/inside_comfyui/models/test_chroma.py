@@ -41,6 +41,7 @@ def test_guidance_changes_the_picture_as_in_comfyui(load_case: Callable[..., Any
 
 
 @pytest.mark.parametrize("dialect", range(len(loras.targets(CASE.native()))))
+@pytest.mark.daily(2)
 def test_a_lora_in_each_dialect_equals_comfyui(dialect: int, load_case: Callable[..., Any]) -> None:
     native, latent, options = CASE.native(), CASE.samples(), loras.options_of(CASE)
     change = (loras.plain(native, sorted(loras.targets(native))[dialect], rank=3, seed=1, alpha=2.0), 0.6)

@@ -23,6 +23,7 @@ def assumed_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.grid if name in HEAVY else ()) for name in CASES]
 )
+@pytest.mark.daily(17)
 def test_a_copy_is_recognised_as_its_file_is(name: str, tmp_path: Path) -> None:
     write(name, tmp_path)
     path = tmp_path / file_name(name)

@@ -95,6 +95,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], torch.dtype]:
 @pytest.mark.parametrize("has_bf16", [True, False])
 @pytest.mark.parametrize("stored", FLOATS)
 @pytest.mark.parametrize("deviation", [0.3, 0.5])
+@pytest.mark.daily(5)
 def test_z_image_computes_in_fp16_where_its_weights_allow_it(
     deviation: float, stored: str, has_bf16: bool, tmp_path: Path, chosen: Any, monkeypatch: Any
 ) -> None:
@@ -153,6 +154,7 @@ def test_the_number_of_parameters_counts(tmp_path: Path, chosen: Any, monkeypatc
 
 @pytest.mark.newest
 @pytest.mark.parametrize("case", FIRST_FILES)
+@pytest.mark.daily(5)
 def test_a_family_fits_into_float16_if_comfyui_computes_it_so(case: str, tmp_path: Path) -> None:
     ours = bridge(tmp_path, case, torch.bfloat16)
     family = family_of(ours.checkpoint.components["transformer"])

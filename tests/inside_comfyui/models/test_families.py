@@ -23,6 +23,7 @@ NAMES = [pytest.param(name, marks=pytest.mark.newest if name in HEAVY or name no
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.daily(21)
 def test_bridge_gives_the_unet_config(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     case.describe(tmp_path, case.config)
@@ -46,6 +47,7 @@ def test_comfyui_detects_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.daily(21)
 def test_comfyui_detects_the_same_at_full_size(name: str, tmp_path: Path) -> None:
     CASES[name].describe(tmp_path, CASES[name].published)
     bridge = bridge_for(open_checkpoint(tmp_path))
@@ -120,6 +122,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "extra", "message"), REFUSED)
+@pytest.mark.daily(4)
 def test_unsupported_conditioning_is_refused(
     name: str, extra: dict[str, Any], message: str, load_case: Callable[..., Any]
 ) -> None:

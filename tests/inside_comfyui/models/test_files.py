@@ -87,6 +87,7 @@ def load_file(files: Path, load_remote: Callable[..., Loaded]) -> Callable[..., 
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.daily(21)
 def test_the_published_architecture_is_recognised(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     case.describe(tmp_path, case.published)
@@ -126,6 +127,7 @@ def test_every_setting_that_comfyui_reads_from_metadata_is_known(name: str, othe
 @pytest.mark.newest
 @pytest.mark.parametrize("prefix", ["", PREFIX])
 @pytest.mark.parametrize("name", [name for name in FIRST if "z_image" not in name])
+@pytest.mark.daily(13)
 def test_parameters_are_read_from_native_rows(name: str, prefix: str, tmp_path: Path) -> None:
     case, native = CASES[name], native_case(name)
     save(tmp_path / "tiny.safetensors", native, prefix)
@@ -146,6 +148,7 @@ def test_parameters_are_read_from_native_rows(name: str, prefix: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.daily(8)
 def test_sampling_from_a_file_equals_comfyui(name: str, load_file: Callable[..., Any]) -> None:
     case = FILE_CASES[name]
     latent = case.samples()

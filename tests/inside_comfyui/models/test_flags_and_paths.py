@@ -32,6 +32,7 @@ FLAGS: dict[str, tuple[Any, torch.dtype]] = {
 
 
 @pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.daily(4)
 def test_a_flag_changes_nothing(
     flag: str, executor: Executor, folder: Path, native_loads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

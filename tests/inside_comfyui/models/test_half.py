@@ -14,6 +14,7 @@ CLOSE = 0.02
 
 
 @pytest.mark.parametrize("name", ["flux dev", "hunyuan_video t2v", "wan t2v"])
+@pytest.mark.daily(1)
 def test_sampling_in_bfloat16_equals_comfyui(
     name: str, load_case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,7 @@ def asked_for_each_name(looked_at: Any) -> dict[str, str]:
 
 
 @every_object
+@pytest.mark.daily(9)
 def test_it_can_be_asked_for_every_name_in_comfyuis_source(outputs: Outputs, name: str) -> None:
     looked_at = watched(lambda: OBJECTS[name](outputs))
     assert len(core_names()) > 4000
@@ -226,6 +227,7 @@ def test_it_is_of_comfyuis_class(outputs: Outputs, native: Any) -> None:
 
 @every_object
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+@pytest.mark.daily(18)
 def test_its_copy_can_be_asked_for_every_name(
     outputs: Outputs, native: Any, name: str, copied: Callable[[Any], Any]
 ) -> None:

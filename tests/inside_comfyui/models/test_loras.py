@@ -23,6 +23,7 @@ NAMES = [name for name in FIRST if not name.startswith(("mochi", "cogvideox"))]
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.daily(5)
 def test_two_loras_equal_comfyui(name: str, load_case: Callable[..., Any]) -> None:
     place = NAMES.index(name)
     case = CASES[name]
@@ -70,6 +71,7 @@ def test_every_form_of_factors_names_equals_the_first_one(form: int, load_case: 
 
 @pytest.mark.newest
 @pytest.mark.parametrize("kind", loras.KINDS)
+@pytest.mark.daily(2)
 def test_other_kinds_beside_a_lora_equal_comfyui(kind: str, load_case: Callable[..., Any]) -> None:
     name = NAMES[loras.KINDS.index(kind)]
     case = CASES[name]

@@ -63,6 +63,7 @@ def load_whole(tmp_path: Path, load_remote: Callable[..., Loaded]) -> Callable[.
 
 @runs_connectors
 @pytest.mark.parametrize("name", CONNECTED)
+@pytest.mark.daily(1)
 def test_prompts_go_through_the_connectors(name: str, load_whole: Callable[..., Any]) -> None:
     case = CASES[name]
     options = {"positive": unprocessed(name, 1), "negative": unprocessed(name, 2, tokens=8), "cfg": case.cfg}
@@ -104,6 +105,7 @@ def change(name: str, seed: int) -> dict[str, torch.Tensor]:
 
 @runs_connectors
 @pytest.mark.parametrize("name", CONNECTED)
+@pytest.mark.daily(1)
 def test_a_lora_of_connectors_equals_comfyui(name: str, load_whole: Callable[..., Any]) -> None:
     case, latent = CASES[name], CASES[name].samples()
     options = {"positive": unprocessed(name, 1), "negative": unprocessed(name, 2, tokens=8), "cfg": case.cfg}
@@ -146,6 +148,7 @@ def test_a_change_of_connectors_that_fails_leaves_none_behind(
 
 @pytest.mark.skipif("ltx2 2.3" not in CASES, reason="this version of ComfyUI has no LTX-2.3")
 @pytest.mark.parametrize("suffix", ["safetensors", "gguf"])
+@pytest.mark.daily(1)
 def test_compressed_connectors_equal_the_decoded_ones(
     suffix: str, tmp_path: Path, load_remote: Callable[..., Loaded]
 ) -> None:

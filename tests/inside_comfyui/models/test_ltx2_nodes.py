@@ -49,6 +49,7 @@ def load(load_case: Callable[..., Any], layout: ParallelLayout) -> Any:
 
 
 @pytest.mark.parametrize("kind", GUIDES)
+@pytest.mark.daily(2)
 def test_guides_equal_comfyui(kind: str, load_case: Callable[..., Any]) -> None:
     given = made.guided(GUIDES[kind], NAME)
     latent = given.pop("latent")
@@ -91,6 +92,7 @@ GUIDANCE = {
 
 
 @pytest.mark.parametrize("kind", GUIDANCE)
+@pytest.mark.daily(1)
 def test_guidance_by_a_further_pass_equals_comfyui(kind: str, load_case: Callable[..., Any]) -> None:
     node, inputs = GUIDANCE[kind]
     if not hasattr(nodes_lt, node):
@@ -172,6 +174,7 @@ def _with_voice(model: Any) -> tuple[Any, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("given", "format", "layout"), [(_with_guide, "fp8 e4m3", "ring=3"), (_with_voice, "int8 rotated", "tensor=2")]
 )
+@pytest.mark.daily(1)
 def test_loras_that_look_at_a_reference_equal_comfyui_on_a_compressed_file(
     given: Callable[[Any], Any], format: str, layout: str, tmp_path: Path, load_remote: Callable[..., Loaded]
 ) -> None:
@@ -222,6 +225,7 @@ def guiders(positive: Any, negative: Any) -> dict[str, Callable[[Any], Any]]:
 
 
 @pytest.mark.parametrize("kind", ["basic", "cfg", "two scales"])
+@pytest.mark.daily(1)
 def test_guiders_equal_comfyui(kind: str, load_case: Callable[..., Any]) -> None:
     make = guiders(*made.prompts(NAME)).get(kind)
     if make is None:

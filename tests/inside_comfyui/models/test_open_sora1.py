@@ -90,6 +90,7 @@ LAYOUTS = ("ulysses=2", "dsp=2", "cfg=2", "ring=2", "tensor=2", "pipe=2 patches=
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.daily(2)
 def test_ranks_give_what_one_process_gives(kind: str, file: Path, load: Callable[..., Any]) -> None:
     whole, latent, options = video(open_sora1.without_backend(file), **KINDS[kind])
     reference = ksampler(whole, latent, **options)

@@ -96,6 +96,7 @@ LAYOUTS = ("ulysses=2", "cfg=2", "ring=2", "tensor=2", "pipe=2 patches=1")
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.daily(2)
 def test_ranks_give_what_one_process_gives(kind: str, file: Path, load_model: Callable[..., Any]) -> None:
     given = KINDS[kind]()
     latent, options = given.pop("latent"), {**given, "cfg": 5.0}

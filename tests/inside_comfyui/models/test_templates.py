@@ -136,6 +136,7 @@ def _marks(name: str) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in CASES])
+@pytest.mark.daily(5)
 def test_a_workflow_gives_the_latents_and_pixels_that_comfyui_alone_gives(
     name: str, executor: Executor, tmp_path: Path, native_loads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

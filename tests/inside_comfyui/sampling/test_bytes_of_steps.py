@@ -51,6 +51,7 @@ def run(backend: FreeingClient) -> Callable[..., request_log.RequestLine]:
 
 @pytest.mark.parametrize("dtype", ITEM)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.daily(3)
 def test_a_step_moves_latent_and_prediction_alone(
     name: str, dtype: str, load_case: Callable[..., Any], run: Callable[..., request_log.RequestLine]
 ) -> None:

@@ -52,6 +52,7 @@ def try_nodes(
 
 @pytest.mark.newest
 @pytest.mark.parametrize("name", LIGHT)
+@pytest.mark.daily(9)
 def test_a_share_of_the_nodes(
     name: str, core: dict[str, Any], subject_of: Callable[..., Subject], load_subject: Callable[..., Any]
 ) -> None:

@@ -72,6 +72,7 @@ def test_what_is_not_whole_is_refused() -> None:
 
 @pytest.mark.parametrize("file", ["plain", "dora"])
 @pytest.mark.parametrize("name", ["z_image image", "sd3 medium", "qwen_image image"])
+@pytest.mark.daily(2)
 def test_interpolated_keyframes_equal_comfyui(name: str, file: str, load_case: Callable[..., Any]) -> None:
     """CreateHookKeyframesInterpolated makes tensors of the strengths and the percents."""
     case = CASES[name]

@@ -91,6 +91,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.newest
 @pytest.mark.parametrize(("name", "sample"), PAIRS, indirect=["name"])
+@pytest.mark.daily(1)
 def test_an_interrupt_ends_a_run_and_the_next_one_is_whole(
     name: str, sample: Callable[..., Any], load_case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def test_an_interrupt_ends_a_run_and_the_next_one_is_whole(
 
 @pytest.mark.newest
 @pytest.mark.parametrize(("name", "sample"), PAIRS, indirect=["name"])
+@pytest.mark.daily(1)
 def test_a_run_goes_on_after_a_rank_is_killed(
     name: str,
     sample: Callable[..., Any],
@@ -136,6 +138,7 @@ def test_a_run_goes_on_after_a_rank_is_killed(
 
 @pytest.mark.newest
 @pytest.mark.parametrize(("name", "sample"), PAIRS, indirect=["name"])
+@pytest.mark.daily(1)
 def test_an_unload_amid_a_run_and_after_it(
     name: str,
     sample: Callable[..., Any],

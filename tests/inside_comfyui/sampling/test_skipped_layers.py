@@ -50,6 +50,7 @@ def check(name: str, node: str, layout: ParallelLayout, load_case: Callable[...,
 
 
 @pytest.mark.parametrize(("name", "node"), LIGHT, ids=map(" ".join, LIGHT))
+@pytest.mark.daily(9)
 def test_equals_comfyui(name: str, node: str, load_case: Callable[..., Any]) -> None:
     layouts = [layout for layout in STRATEGIES if layout.data <= CASES[name].latent[0]]
     check(name, node, layouts[LIGHT.index((name, node)) % len(layouts)], load_case)

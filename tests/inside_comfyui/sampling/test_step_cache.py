@@ -31,6 +31,7 @@ def steps(backend: FreeingClient) -> int:
 
 
 @pytest.mark.parametrize("sampler_name", ["euler", "heun", "dpmpp_2m"])
+@pytest.mark.daily(1)
 def test_both_loops_forecast_the_same(
     load_remote: Callable[..., Loaded], backend: FreeingClient, sampler_name: str
 ) -> None:

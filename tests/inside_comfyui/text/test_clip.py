@@ -133,6 +133,7 @@ UNUSED = {"FLUX": {"text_projection.weight"}, "HUNYUAN_VIDEO": {"text_projection
 @pytest.mark.parametrize(
     ("name", "saved"), [*((name, dict) for name in CASES), ("flux", as_published), ("qwen", as_published)]
 )
+@pytest.mark.daily(6)
 def test_no_weight_is_missing(name: str, saved: Callable[[Weights], Weights], monkeypatch: pytest.MonkeyPatch) -> None:
     kind, components = CASES[name]
     missing_weights: list[set[str]] = []

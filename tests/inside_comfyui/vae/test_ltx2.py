@@ -106,6 +106,7 @@ def prompt(file: Path, vae: str, devices: str, tile: int | None = None) -> Promp
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.daily(1)
 def test_ranks_give_the_pixels_and_latents_of_the_bypassed_workflow(
     write: Write, backend: Client, version: str
 ) -> None:

@@ -123,6 +123,7 @@ def both(small_tiles: None, file: Path) -> Callable[..., tuple[Any, RemoteVAE]]:
 
 @needs_core
 @pytest.mark.parametrize("frames", [1, 2, 3, 5, 6, 7, 9, 12])
+@pytest.mark.daily(3)
 def test_decode_equals_comfyui(both: Any, frames: int) -> None:
     native, vae = both()
     latent = random(1, 24, frames, 9, 7)
@@ -137,6 +138,7 @@ def test_decode_equals_comfyui(both: Any, frames: int) -> None:
 
 @needs_core
 @pytest.mark.parametrize("frames", [1, 2, 5, 18, 22])
+@pytest.mark.daily(2)
 def test_encode_equals_comfyui(both: Any, frames: int) -> None:
     native, vae = both()
     pixels = random(frames, 83, 64 + 48, 4).sigmoid()

@@ -128,6 +128,7 @@ def test_a_vae_from_elsewhere_is_copied(
 @torch.no_grad()
 @pytest.mark.parametrize("loaded", [False, True], ids=["--bf16-vae", "loaded in bf16"])
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.daily(1)
 def test_the_dtype_is_that_of_the_bypassed_workflow(
     name: str, loaded: bool, executor: Executor, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

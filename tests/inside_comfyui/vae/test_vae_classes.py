@@ -108,6 +108,7 @@ def test_encode_equals_comfyui(opened: Open, name: str) -> None:
 @pytest.mark.newest
 @pytest.mark.parametrize("encode", [False, True], ids=["decode", "encode"])
 @pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.daily(7)
 def test_half_precision_is_as_near_to_float32_as_comfyuis(opened: Open, name: str, encode: bool) -> None:
     native, vae = opened(name, half=True)
     frames, spatial, dtype = FRAMES.get(name, 3), vae.spacial_compression_encode(), DTYPES[vae._dtype]

@@ -98,6 +98,7 @@ def test_a_file_in_half_precision(tmp_path: Path, name: str, dtype: torch.dtype)
 
 @pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.parametrize("prefix", ["vae.", "first_stage_model."])
+@pytest.mark.daily(7)
 def test_the_vae_of_a_whole_model(tmp_path: Path, native: Any, name: str, prefix: str) -> None:
     vae, theirs = NATIVE[name]()
     others = {

@@ -26,6 +26,7 @@ def exact(cases):
 
 
 @pytest.mark.parametrize(("family", "layout"), exact(spread(LAYOUTS)))
+@pytest.mark.daily(17)
 def test_loop_and_forward(check, small, layout, family):
     answers = check(small(family).loop(layout, texts_differ=layout == HYBRID))
     if "pipe" not in layout:  # which prepares each patch when it first streams
@@ -38,12 +39,14 @@ def test_loop_and_forward(check, small, layout, family):
 
 @pytest.mark.parametrize("layout", WITHIN_FRAMES)
 @pytest.mark.parametrize("family", [family for family in FIRSTS if FAMILIES[FIRSTS[family][0]].within_frames])
+@pytest.mark.daily(2)
 def test_whole_frames(check, small, layout, family):
     check(small(family).loop(layout))
     check(small(family).forward(layout))
 
 
 @pytest.mark.parametrize(("family", "case"), spread(FEW))
+@pytest.mark.daily(5)
 def test_ranks_without_tokens(check, small, family, case):
     layout, text = case
     check(small(family).forward(layout, text=text))

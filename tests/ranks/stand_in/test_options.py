@@ -28,6 +28,7 @@ def on_gpus(request, layout):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.daily(4)
 def test_samplers(check, checkpoints, sampler):
     """With the noise that ComfyUI draws on GPUs."""
     asked = requests.sample(requests.spec(checkpoints(heads=3)), Case(), sampler=sampler, noise_device="cuda")
@@ -89,6 +90,7 @@ def wide():
 
 @pytest.mark.parametrize("layout", ["tensor=2", "ring=2 shard_weights"])
 @pytest.mark.parametrize("name", MIXED)
+@pytest.mark.daily(3)
 def test_compressed_weights(check, wide, tmp_path, name, layout):
     MIXED[name](tmp_path / name, wide.state_dict())
     check(on_gpus(requests.forward(requests.spec(tmp_path / name), Case(texts=(9,))), layout))

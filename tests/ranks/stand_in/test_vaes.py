@@ -24,6 +24,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("task", CODING)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.daily(9)
 def test_split_and_tiled(check, folder, kind, task):
     check(CODING[task](folder(kind), ranks=3, frames=2, rows=11, columns=2))
     if kind == "minimax_h3":  # it has tiles of its own; here three parts on two ranks

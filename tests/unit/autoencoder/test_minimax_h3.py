@@ -48,6 +48,7 @@ def random(*shape):
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 6, 7, 9, 12])
+@pytest.mark.daily(3)
 def test_decode_equals_diffusers_in_several_clips_and_tiles(small_tiles, frames):
     vae, module, theirs = build()
     latent, progress = random(2, 24, frames, *PLANE), []
@@ -61,6 +62,7 @@ def test_decode_equals_diffusers_in_several_clips_and_tiles(small_tiles, frames)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 5, 17, 18, 22, 39])
+@pytest.mark.daily(3)
 def test_encode_equals_diffusers_in_several_clips_and_tiles(small_tiles, frames):
     vae, module, theirs = build()
     pixels, progress = random(1, frames, 80, 112, 3).sigmoid(), []

@@ -77,6 +77,7 @@ def stock(name):
 
 
 @pytest.mark.parametrize(("name", "frames"), CASES)
+@pytest.mark.daily(9)
 def test_decode_equals_diffusers(name, frames):
     module = build(name)
     vae = prepared_vae(name, module)
@@ -91,6 +92,7 @@ def test_decode_equals_diffusers(name, frames):
 @pytest.mark.parametrize(
     ("name", "groups"), [("image", None), ("flux2", None), *((name, 2) for name in VIDEOS if name not in CLIPS)]
 )
+@pytest.mark.daily(5)
 def test_encode_equals_diffusers_and_drops_frames_that_fill_no_latent_frame(name, groups):
     module = build(name)
     vae = prepared_vae(name, module)
@@ -136,6 +138,7 @@ def test_open_sora_shortens_each_17_frames_to_5(frames, latents):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.daily(5)
 def test_progress_counts_units_and_may_stop_the_work(name):
     module, framewise = build(name), {"wan21": 5, "wan22": 5, "qwen_image": 5, "cogvideox": 2, "open_sora1": 17}
     framewise |= {"minimax_h3": 1}

@@ -42,6 +42,7 @@ def assert_holds(checkpoint, tensors):
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("class_name", CLASSES)
+@pytest.mark.daily(27)
 def test_names_may_begin_as_comfyui_takes_them(tmp_path, class_name, prefix):
     tensors = weights(class_name)
     checkpoint = written(tmp_path / "model.safetensors", tensors, prefix)
@@ -72,6 +73,7 @@ def beside_each_layer(tensors):
 
 
 @pytest.mark.parametrize("class_name", CLASSES)
+@pytest.mark.daily(6)
 def test_what_no_model_has_is_left_aside(tmp_path, class_name):
     tensors = weights(class_name)
     beside = BESIDE | beside_each_layer(tensors)
@@ -131,6 +133,7 @@ def test_gguf_files_may_lack_a_first_dim_of_one(tmp_path, class_name):
 
 
 @pytest.mark.parametrize(("class_name", "variant"), [each for each in variants() if each[0] in CLASSES])
+@pytest.mark.daily(18)
 def test_every_first_dim_of_one_is_known(class_name, variant):
     architecture = architecture_of(class_name)
     for name, tensor in module(class_name, variant).state_dict().items():
