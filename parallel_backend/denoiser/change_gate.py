@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from ..interfaces.family import Family
 from ..interfaces.geometry import IMAGE
 from ..interfaces.state import State
 from ..step_cache.settings import StepCache
+from .plan import DenoisingPlan
 
 Row = tuple[int, int]
 """A branch and a sample of it."""
@@ -22,19 +24,21 @@ class ChangeGate:
     """Measures one sampling's first blocks, and decides.
 
     What is measured is the first block's residual, as in First Block Cache, or its modulated input, whose changes are
-    added up until a call is computed, as in TeaCache (https://arxiv.org/abs/2411.19108).
+    added up until a call is computed, as in TeaCache (https://arxiv.org/abs/2411.19108): what is added is the value of
+    the family's published polynomial, where there is one.
 
     Each rank sums its tokens' changes by row, and gathers the sums of all ranks. All of them add these up in the same
     order, and so decide by the same bits. The row that changes most decides for all.
 
     Args:
         whole: all ranks of the layout.
-        branches: number of branches.
-        samples: of each branch.
+        plan: the sampling's.
     """
 
-    def __init__(self, cache: StepCache, whole: Axis, *, branches: int, samples: int) -> None:
-        self._cache, self._whole, self._shape = cache, whole, (branches, samples)
+    def __init__(self, cache: StepCache, whole: Axis, plan: DenoisingPlan) -> None:
+        self._cache, self._whole, self._shape = cache, whole, (plan.branches, max(plan.samples))
+        self._adds_up = cache.method == "change"
+        self._polynomial = plan.teacache if self._adds_up else ()
         self._before: dict[int, Tensor] = {}
         self._seen: dict[int, Tensor] = {}
         self._accumulated = 0.0
@@ -50,7 +54,7 @@ class ChangeGate:
         """
         self._rows, self._input = rows, state.streams[IMAGE]
         hook: Any = None
-        if self._cache.method == "change":
+        if self._adds_up:
             module = family.attentions[0].module
             hook = module.register_forward_pre_hook(self._take_input, with_kwargs=True)
         try:
@@ -61,7 +65,7 @@ class ChangeGate:
 
     def measured(self, state: State) -> State:
         """Take what the block has computed, and return it."""
-        value = self._input if self._cache.method == "change" else state.streams[IMAGE] - self._input
+        value = self._input if self._adds_up else state.streams[IMAGE] - self._input
         value = value.reshape(len(self._rows), -1)
         batch = self._rows[0][0]
         self._seen[batch], before = value, self._before.get(batch)
@@ -78,13 +82,16 @@ class ChangeGate:
         skipped = may and self._little()
         if not skipped:
             self._accumulated = 0.0
-        if not skipped or self._cache.method == "change":
+        if not skipped or self._adds_up:
             self._before = self._seen
         self._clear()
         return skipped
 
     def _little(self) -> bool:
-        self._accumulated = self._change() + (self._accumulated if self._cache.method == "change" else 0.0)
+        change = self._change()
+        if self._polynomial:
+            change = reduce(lambda value, coefficient: value * change + coefficient, self._polynomial, 0.0)
+        self._accumulated = change + (self._accumulated if self._adds_up else 0.0)
         return self._accumulated < self._cache.threshold
 
     def _change(self) -> float:

@@ -26,6 +26,7 @@ class DenoisingPlan:
         skipped: numbers of the blocks that are left out, by branch.
         adapters: LoRAs, by branch.
         guided: whether this is a step loop, where the ranks themselves need the guided prediction.
+        teacache: see ``Family``.
     """
 
     layout: ParallelLayout
@@ -37,6 +38,7 @@ class DenoisingPlan:
     skipped: tuple[frozenset[int], ...]
     adapters: tuple[tuple[Adapter, ...], ...]
     guided: bool
+    teacache: tuple[float, ...] = ()
 
     @property
     def split(self) -> Split:

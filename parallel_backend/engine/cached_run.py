@@ -54,9 +54,7 @@ class CachedRun:
         if self._history.fixed:
             return denoiser.shards
         plan = denoiser.plan
-        self._gate = self._gate or ChangeGate(
-            self._history.cache, denoiser.mesh.all_ranks, branches=plan.branches, samples=max(plan.samples)
-        )
+        self._gate = self._gate or ChangeGate(self._history.cache, denoiser.mesh.all_ranks, plan)
         return partial(denoiser.shards_unless, gate=self._gate, may=may)
 
 

@@ -151,6 +151,7 @@ def _denoising(
         skipped=skipped,
         adapters=adapters,
         guided=isinstance(message, Sample),
+        teacache=family.teacache,
     )
     _check_layout(layout, plan.workload(), ranks)
     return plan

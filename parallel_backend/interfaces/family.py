@@ -102,6 +102,8 @@ class Family(ABC):
             ``python -m lab working-memory`` measures it.
         latents: names of the inputs that are predicted, in the order in which ComfyUI packs them into one flat latent.
         frame_timesteps: whether each latent frame may have its own timestep, ``[B, T]``.
+        teacache: the polynomial from a step's relative change of the first block's modulated input to that of the
+            prediction, highest power first, as TeaCache publishes it; empty if it does not.
         float16: whether its activations fit into float16. As in ComfyUI, by its ``supported_inference_dtypes``.
         required: names of the inputs that a branch must have besides the latents and the timestep. All are batch first.
         optional: names of the inputs that a branch may have. All are batch first.
@@ -123,6 +125,7 @@ class Family(ABC):
     values_alive: ClassVar[float]
     latents: ClassVar[tuple[str, ...]] = (LATENT,)
     frame_timesteps: ClassVar[bool] = False
+    teacache: ClassVar[tuple[float, ...]] = ()
     float16: ClassVar[bool] = True
     required: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ()

@@ -30,9 +30,8 @@ class CachedCalls:
         self._setting, self._predict = setting, predict
         self._history = StepHistory[str](cache)
         self._moments = _moments(setting)
-        denoiser, plan = setting.denoiser, setting.denoiser.plan
-        whole, samples = denoiser.mesh.all_ranks, max(plan.samples)
-        self._gate = ChangeGate(cache, whole, branches=plan.branches, samples=samples)
+        denoiser = setting.denoiser
+        self._gate = ChangeGate(cache, denoiser.mesh.all_ranks, denoiser.plan)
 
     def x0(self, x: Tensor, sigma: Tensor) -> Tensor:
         """Return the guided x0 of the next call."""

@@ -49,6 +49,7 @@ class Flux(Family):
     }
     first_layer: ClassVar[str] = "x_embedder"
     values_alive: ClassVar[float] = 18.3
+    teacache: ClassVar[tuple[float, ...]] = (498.651651, -283.781631, 55.8554382, -3.82021401, 0.264230861)
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
     optional: ClassVar[tuple[str, ...]] = ("guidance", "concat", "reference", "reference_ids")
     time_factor: ClassVar[float] = 1000.0

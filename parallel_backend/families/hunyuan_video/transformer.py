@@ -60,6 +60,7 @@ class HunyuanVideo(Family):
     }
     first_layer: ClassVar[str] = "x_embedder"
     values_alive: ClassVar[float] = 19.1
+    teacache: ClassVar[tuple[float, ...]] = (733.226126, -401.131952, 67.5869174, -3.149878, 0.0961237896)
     float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states", "pooled_projections")
     optional: ClassVar[tuple[str, ...]] = (

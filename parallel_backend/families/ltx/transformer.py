@@ -57,6 +57,7 @@ class LTXVideo(Family):
     }
     first_layer: ClassVar[str] = "proj_in"
     values_alive: ClassVar[float] = 17.0
+    teacache: ClassVar[tuple[float, ...]] = (21.4700694, -12.8016453, 2.31279151, 0.792487521, 0.00969274326)
     frame_timesteps: ClassVar[bool] = True
     float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)

@@ -41,6 +41,7 @@ class Mochi(Family):
     }
     first_layer: ClassVar[str] = "patch_embed"
     values_alive: ClassVar[float] = 18.6
+    teacache: ClassVar[tuple[float, ...]] = (-3512.41319, 811.675948, -60.9400215, 2.42429681, 0.00305291719)
     float16: ClassVar[bool] = False
     required: ClassVar[tuple[str, ...]] = ("encoder_hidden_states",)
     optional: ClassVar[tuple[str, ...]] = ("encoder_attention_mask",)

@@ -36,6 +36,7 @@ class OpenSora2(Flux):
     defaults: ClassVar[Mapping[str, Any]] = Flux.defaults
     first_layer: ClassVar[str] = "x_embedder"
     values_alive: ClassVar[float] = 18.3
+    teacache: ClassVar[tuple[float, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = ("concat",)
     time_factor: ClassVar[float] = 1.0
 

@@ -1,9 +1,11 @@
 """How rank 0 answers the steps of a run with a cache, and how first blocks decide, without a model."""
 
+import itertools
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ STEPS = 8
 def denoiser(shards: Any = None) -> Any:
     return SimpleNamespace(
         mesh=SimpleNamespace(all_ranks=ALONE),
-        plan=SimpleNamespace(branches=2, samples=(1, 1)),
+        plan=SimpleNamespace(branches=2, samples=(1, 1), teacache=()),
         experts=SimpleNamespace(name=lambda timestep: "high" if timestep.max() > 300 else "low"),
         shards=shards,
         shards_unless=shards,
@@ -80,9 +82,12 @@ class Attention(torch.nn.Module):
         return hidden_states
 
 
-def decisions(method: Any, threshold: float, values: list[float], may: list[bool]) -> list[bool]:
+def decisions(
+    method: Any, threshold: float, values: list[float], may: list[bool], teacache: tuple[float, ...] = ()
+) -> list[bool]:
     """What a gate says of first blocks that get ones and add, or attend to, these values."""
-    gate = ChangeGate(StepCache(interval=9, method=method, threshold=threshold), ALONE, branches=1, samples=2)
+    plan: Any = SimpleNamespace(branches=1, samples=(2,), teacache=teacache)
+    gate = ChangeGate(StepCache(interval=9, method=method, threshold=threshold), ALONE, plan)
     attention, found = Attention(), []
     family: Any = SimpleNamespace(attentions=[SimpleNamespace(module=attention)])
     for value, each in zip(values, may, strict=True):
@@ -103,3 +108,15 @@ def test_changes_of_the_input_add_up_until_a_call_is_computed() -> None:
     values, may = [10.0, 10.5, 11.0, 11.2, 11.5], [False, True, True, True, True]
     assert decisions("change", 0.08, values, may) == [False, True, False, True, True]
     assert decisions("change", 0.12, values, may) == [False, True, True, True, False]
+
+
+def test_a_published_polynomial_is_that_of_numpy() -> None:
+    values, may = [10.0, 10.5, 11.0, 11.2, 11.5], [False, True, True, True, True]
+    polynomial = (300.0, -20.0, 1.5, 0.01)
+    added = np.poly1d(polynomial)([abs(b - a) / a for a, b in itertools.pairwise(values)])
+    between = float(added[:2].sum() + added[:3].sum()) / 2  # so the third change is one too many
+    assert decisions("change", between, values, may, polynomial) == [False, True, True, False, True]
+    assert decisions("change", between, values, may) == [False, True, True, True, True]
+    for threshold in added[0] * 0.999, added[0] * 1.001:
+        assert decisions("change", float(threshold), values[:2], may[:2], polynomial)[1] == (threshold > added[0])
+        assert not decisions("residual", 0.01, values[:2], may[:2], polynomial)[1]

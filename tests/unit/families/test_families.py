@@ -38,6 +38,30 @@ def test_three_parts_equal_stock(name, kind):
     assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
+MODULATING = ("FluxTransformer2DModel", "HunyuanVideoTransformer3DModel", "MochiTransformer3DModel")
+"""Classes with TeaCache's polynomial whose norms modulate. It looks at the first result of the first block's norm."""
+
+
+@pytest.mark.parametrize("name", MODULATING)
+@torch.no_grad()
+def test_the_input_of_the_first_attention_is_what_teacache_looks_at(name):
+    kind = next(kind for each, kind in families.variants() if each == name)
+    family, seen = families.family(name, kind), []
+    assert family.teacache
+    attention, norm = family.attentions[0].module, family.module.transformer_blocks[0].norm1
+    hooks = [
+        norm.register_forward_hook(lambda module, args, result: seen.append(result[0])),
+        attention.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append(kwargs.get("hidden_states", *args[:1])), with_kwargs=True
+        ),
+    ]
+    families.run(family, family.embed(families.inputs(name, kind, batch=2)))
+    for hook in hooks:
+        hook.remove()
+    modulated, given = seen
+    assert torch.equal(modulated, given)
+
+
 @pytest.mark.parametrize(("name", "kind"), [*families.variants()])
 @torch.no_grad()
 def test_half_precision_equals_stock(name, kind):
