@@ -122,9 +122,13 @@ def settings(steps: int) -> list[Setting]:
         for order in ORDERS
     }
     caches |= {
-        f"interval 2 before the last {part:.0%}": StepCache(interval=2, order=2, final=int(part * steps))
-        for part in COMPUTED
+        f"interval 2 order {order} before the last {part:.0%}": StepCache(interval=2, order=order, final=final)
+        for part, final in ((part, int(part * steps)) for part in COMPUTED)
+        for order in ORDERS
     }
+    caches["interval 2 order 1 warm-up 2 before the last 85%"] = StepCache(
+        interval=2, order=1, warmup=2, final=int(0.85 * steps)
+    )
     found = [Setting(name=name, ours=True, prepare=partial(_ours, cache)) for name, cache in caches.items()]
     for forecast, added in {"": None, " + TaylorSeer": 1}.items():
         found += [
