@@ -68,7 +68,8 @@ def _mark_long(items: list[pytest.Item]) -> None:
     """Mark the cases as ``long`` that ``daily`` leaves out."""
     cases = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and (mark := item.get_closest_marker("daily")):
+        mark = None if item.get_closest_marker("long") else item.get_closest_marker("daily")
+        if isinstance(item, pytest.Function) and mark:
             cases[item.parent, item.originalname, _path_of(item), mark.args[0]].append(item)
     for (*_, count), group in cases.items():
         daily = {i * len(group) // count for i in range(count)}

@@ -48,6 +48,7 @@ def offers(page: "Page", node: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["ParallelLoader", "ParallelModel", "ParallelVAE"])
+@pytest.mark.daily(4)
 def test_devices_offers_what_there_is_in_its_old_place(empty: "Page", page_server: ComfyServer, kind: str) -> None:
     node = empty.evaluate(ADD, kind)
     assert offers(empty, node) == CPU
@@ -147,6 +148,7 @@ def test_a_linked_degree_chooses_degrees(empty: "Page") -> None:
 
 
 @pytest.mark.parametrize("mode", ["fastest", "degrees"])
+@pytest.mark.daily(2)
 def test_a_prompt_of_the_api_keeps_its_mode_in_the_page(empty: "Page", mode: str) -> None:
     values = USUAL | {"mode": mode} | ({"cfg": 2} if mode == "degrees" else {})
     prompt = {"7": {"class_type": "ParallelLayout", "inputs": {"mode": mode, **values}}}
