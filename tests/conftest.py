@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts import comfy_paths
-from tests.support import gpus
+from tests.support import daily, gpus
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = sorted(comfy_paths.candidates(), key=comfy_paths.release)
@@ -56,26 +55,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests marked ``newest`` for all versions but the newest, and ``grid`` or ``long`` unless ``-m`` does."""
-    _mark_long(items)
+    daily.mark_long(items, version_of=_path_of)
     unwanted = [item for item in items if item.get_closest_marker("newest") and _path_of(item) in VERSIONS[:-1]]
     for name in {"grid", "long"} - set(config.option.markexpr.split()):
         unwanted += [item for item in items if item.get_closest_marker(name)]
     config.hook.pytest_deselected(items=unwanted)
     items[:] = [item for item in items if item not in unwanted]
-
-
-def _mark_long(items: list[pytest.Item]) -> None:
-    """Mark the cases as ``long`` that ``daily`` leaves out."""
-    cases = defaultdict(list)
-    for item in items:
-        mark = None if item.get_closest_marker("long") else item.get_closest_marker("daily")
-        if isinstance(item, pytest.Function) and mark:
-            cases[item.parent, item.originalname, _path_of(item), mark.args[0]].append(item)
-    for (*_, count), group in cases.items():
-        daily = {i * len(group) // count for i in range(count)}
-        for place, item in enumerate(group):
-            if place not in daily:
-                item.add_marker("long")
 
 
 _TOO_OLD = re.compile(r"\w+ needs diffusers [\d.]+, and [\w.]+ is installed")

@@ -1,0 +1,45 @@
+"""``daily(n)`` leaves n cases of each test, and loses none."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.daily import mark_long
+
+
+class Case:
+    """A test as pytest collects it."""
+
+    def __init__(self, name: str, number: int, daily: int = 0, version: str = "", long: bool = False) -> None:
+        self.parent, self.originalname, self.number, self.version = "file", name, number, version
+        self.marks: dict[str, Any] = {"daily": SimpleNamespace(args=(daily,))} if daily else {}
+        if long:
+            self.add_marker("long")
+
+    def get_closest_marker(self, name: str) -> Any:
+        return self.marks.get(name)
+
+    def add_marker(self, name: str) -> None:
+        self.marks[name] = SimpleNamespace(args=())
+
+
+def left(cases: list[Any]) -> list[int]:
+    mark_long(cases, version_of=lambda case: case.version)
+    return [case.number for case in cases if "long" not in case.marks]
+
+
+@pytest.mark.parametrize(
+    ("count", "numbers"), [(1, [0]), (2, [0, 5]), (3, [0, 3, 6]), (10, [*range(10)]), (40, [*range(10)])]
+)
+def test_cases_at_even_distances_are_left(count, numbers):
+    assert left([Case("test", number, count) for number in range(10)]) == numbers
+
+
+def test_each_test_and_each_version_has_its_own():
+    cases = [Case(name, number, 1, version) for name in "ab" for version in ("1", "2") for number in range(3)]
+    assert left(cases) == [0, 0, 0, 0]
+
+
+def test_others_are_left_alone_and_long_ones_stay_long():
+    assert left([Case("plain", 1), Case("plain", 2), Case("test", 3, 1, long=True), Case("test", 4, 1)]) == [1, 2, 4]
