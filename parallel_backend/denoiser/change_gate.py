@@ -1,5 +1,6 @@
 """Whether a call is forecast, by how much what the first block computes has changed: one decision for all ranks."""
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -90,7 +91,8 @@ class ChangeGate:
     def _little(self) -> bool:
         change = self._change()
         if self._polynomial:
-            change = reduce(lambda value, coefficient: value * change + coefficient, self._polynomial, 0.0)
+            value = reduce(lambda value, coefficient: value * change + coefficient, self._polynomial, 0.0)
+            change = value if value >= 0 else math.inf  # a change so large that the polynomial was not fitted to it
         self._accumulated = change + (self._accumulated if self._adds_up else 0.0)
         return self._accumulated < self._cache.threshold
 

@@ -1,4 +1,4 @@
-"""``daily(n)`` leaves n cases of each test, and loses none."""
+"""``daily(n)`` leaves n cases of each test, which meet as many values as they can."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +11,11 @@ from tests.support.daily import mark_long
 class Case:
     """A test as pytest collects it."""
 
-    def __init__(self, name: str, number: int, daily: int = 0, version: str = "", long: bool = False) -> None:
+    def __init__(
+        self, name: str, number: int, daily: int = 0, version: str = "", long: bool = False, id: str = ""
+    ) -> None:
         self.parent, self.originalname, self.number, self.version = "file", name, number, version
+        self.callspec = SimpleNamespace(id=id or str(number))
         self.marks: dict[str, Any] = {"daily": SimpleNamespace(args=(daily,))} if daily else {}
         if long:
             self.add_marker("long")
@@ -34,6 +37,14 @@ def left(cases: list[Any]) -> list[int]:
 )
 def test_cases_at_even_distances_are_left(count, numbers):
     assert left([Case("test", number, count) for number in range(10)]) == numbers
+
+
+def test_every_value_is_met_where_parametrize_stands_twice():
+    names = [f"{layout}-{sampler}" for layout in ("ulysses", "cfg", "ring") for sampler in ("a", "b")]
+    cases = [Case("test", number, 3, id=name) for number, name in enumerate(names)]
+    met = [names[number].split("-") for number in left(cases)]
+    assert {layout for layout, _ in met} == {"ulysses", "cfg", "ring"}
+    assert {sampler for _, sampler in met} == {"a", "b"}
 
 
 def test_each_test_and_each_version_has_its_own():

@@ -117,6 +117,8 @@ def test_a_published_polynomial_is_that_of_numpy() -> None:
     between = float(added[:2].sum() + added[:3].sum()) / 2  # so the third change is one too many
     assert decisions("change", between, values, may, polynomial) == [False, True, True, False, True]
     assert decisions("change", between, values, may) == [False, True, True, True, True]
+    negative = (-1.0, 0.0)
+    assert decisions("change", 9.0, values, may, negative) == [False] * 5
     for threshold in added[0] * 0.999, added[0] * 1.001:
         assert decisions("change", float(threshold), values[:2], may[:2], polynomial)[1] == (threshold > added[0])
         assert not decisions("residual", 0.01, values[:2], may[:2], polynomial)[1]
