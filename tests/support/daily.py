@@ -14,12 +14,12 @@ def mark_long(items: Sequence[pytest.Item], version_of: Callable[[Any], Hashable
         items: tests that have been collected.
         version_of: the ComfyUI of a test; each has its own cases.
     """
-    cases: dict[Hashable, list[Any]] = defaultdict(list)
+    cases: dict[tuple[Any, str, Hashable, int], list[Any]] = defaultdict(list)
     for item in items:
         mark = None if item.get_closest_marker("long") else item.get_closest_marker("daily")
         if mark:
             cases[item.parent, getattr(item, "originalname", ""), version_of(item), mark.args[0]].append(item)
-    for (*_, count), group in cases.items():
+    for (_, _, _, count), group in cases.items():
         daily = _chosen([_values(item) for item in group], count)
         for place, item in enumerate(group):
             if place not in daily:
