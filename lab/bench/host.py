@@ -146,10 +146,10 @@ def _ranks(
         step = partial(engine.handle, message, metas, tensors, report=_ignore, cancelled=bool)
         step()
         (run_of_steps,) = engine._runs._runs.values()
-        denoiser = run_of_steps._denoiser
-        assert denoiser is not None
+        arranged = run_of_steps._arranged
+        assert arranged is not None
         with coalescing:
-            yield step, torch.inference_mode()(partial(denoiser.shards, {0: inputs}))
+            yield step, torch.inference_mode()(partial(arranged.denoiser.shards, {0: inputs}))
     finally:
         dist.destroy_process_group()
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, NoRoom, from_code
 from ..progress import PROGRESS
 from .mesh import Axis
 
@@ -274,6 +274,24 @@ def gather_texts(text: str, axis: Axis) -> list[str]:
         return [""] * axis.size
     padded = gather_numbers(list(encoded.ljust(max(lengths))), axis)
     return [bytes(each[:length]).decode() for each, length in zip(padded, lengths, strict=True)]
+
+
+@contextmanager
+def refused_everywhere(axis: Axis) -> Iterator[None]:
+    """Raises what some ranks of the axis refuse alike on the others, too: those that a layout leaves idle. Collective.
+
+    Raises:
+        InvalidRequest, NoRoom: the refusal.
+    """
+    mine = ""
+    try:
+        yield
+    except (InvalidRequest, NoRoom) as error:
+        mine = f"{error.code}\n{error}"
+    refused = next(filter(None, gather_texts(mine, axis)), "")
+    if refused:
+        code, _, text = refused.partition("\n")
+        raise from_code(code, text)
 
 
 @contextmanager

@@ -1,46 +1,42 @@
 """The denoiser's part of a request: check it, load what is missing, and run one forward or a whole step loop."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
-from ..attention import kernels
-from ..attention.kernels import Kernel
 from ..checkpoint.checkpoint import HIGH_NOISE
 from ..denoiser.denoiser import Denoiser
-from ..denoiser.experts import Experts, Load
-from ..denoiser.plan import DenoisingPlan, split_names
-from ..distributed.collectives import agree, refused_alike
+from ..denoiser.plan import DenoisingPlan
+from ..distributed.collectives import agree, refused_everywhere
 from ..distributed.device_memory import to_cpu
-from ..distributed.mesh import Axis, RankMesh
+from ..distributed.mesh import Axis
 from ..distributed.mesh_cache import MeshCache
-from ..errors import InvalidRequest
-from ..families.registry import family_of
-from ..interfaces.family import Family
-from ..loading.compiled_blocks import check_compiler, compilations
+from ..errors import InvalidRequest, NoRoom
+from ..loading.compiled_blocks import compilations
 from ..loading.components import ComponentCache
-from ..loading.load import check_dtype
-from ..loading.transformer_part import PlannedTransformer
-from ..progress import LOADING, PROGRESS
+from ..progress import PROGRESS
 from ..protocol.messages import Forward, Progress, Sample
-from ..protocol.model_spec import Adapter
 from ..step_loop.pipefusion import PipeFusion
 from ..step_loop.sample_loop import SampleLoop
 from ..step_loop.sampling_context import SamplingContext
-from .agreements import Agreements, KernelKey
+from .agreements import Agreements
+from .arranging import Arranged, Arranging
 from .automatic_layout import fit
 from .cached_run import CachedRun, Shards
 from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
+from .layout_trial import LayoutTrial
 from .planned import Planner, by_planner
 from .request import ActiveRequest, Tensors, measured
-from .shared_tensors import share_changing, share_constant, share_step
-from .tensor_values import Tables, first_not_finite, first_outside
+from .shared_tensors import share_changing, share_step
+from .tensor_values import first_not_finite
 from .validation import check_forward, check_sample
-from .working_memory import forward_bytes
+
+log = logging.getLogger(__name__)
 
 
 class Denoising:
@@ -64,11 +60,12 @@ class Denoising:
         on_forward: Callable[[], None],
         planner: Planner | None = None,
     ) -> None:
-        self.request, self.components, self.meshes, self.agreements = request, components, meshes, agreements
-        self.kept, self.elsewhere, self.on_forward, self.planner = kept, elsewhere, on_forward, planner
-        self._denoiser: Denoiser | None = None
-        self._constant: Tensors = {}
-        self._names: list[dict[str, str]] = []
+        self.request, self.components, self.agreements = request, components, agreements
+        self.kept, self.elsewhere, self.planner = kept, elsewhere, planner
+        self._arranging = Arranging(lambda: self.request, components, meshes, agreements, kept, on_forward)
+        self._arranged: Arranged | None = None
+        self._plan: DenoisingPlan | None = None
+        self._trial: LayoutTrial | None = None
         self._next: Tensors | None = None
         self._stays = False
         message = request.message
@@ -86,16 +83,17 @@ class Denoising:
         return self._fits(request.tensors or {})
 
     def _fits(self, tensors: Mapping[str, Tensor]) -> bool:
-        return self._denoiser is None or not self._denoiser.experts.needs_both(tensors)
+        return self._arranged is None or not self._arranged.denoiser.experts.needs_both(tensors)
 
     def repeat(self, request: ActiveRequest[Forward]) -> Tensors:
         """Run a ``Forward`` that differs in latent and timestep alone. Its tensors are finite."""
         self.request = request
-        if self._denoiser is not None:
-            self._denoiser.experts.forget()
-        for meta in request.metas:
-            if meta.name in self._constant:  # others may have taken its place since
-                self.kept.add(meta.digest, self._constant[meta.name])
+        self._try_layout()
+        if self._arranged is not None:
+            self._arranged.denoiser.experts.forget()
+            for meta in request.metas:
+                if meta.name in self._arranged.constant:  # others may have taken its place since
+                    self.kept.add(meta.digest, self._arranged.constant[meta.name])
         return self._predictions()
 
     def begin_step(self, tensors: Tensors | None, world: Axis) -> bool:
@@ -112,12 +110,17 @@ class Denoising:
         Returns:
             Whether there is a step, on all ranks alike.
         """
+        if self._trial and self._trial.due:
+            if not agree(int(tensors is not None), world):
+                return False
+            self._try_layout()
         takes = tensors is not None and self._fits(tensors) and first_not_finite(tensors) < 0
         whole = {**(self.request.tensors or {}), **(tensors or {})} if takes else None
         self.request = replace(self.request, tensors=whole)
-        mesh = self._denoiser.mesh if self._denoiser else None
-        if mesh and mesh.all_ranks.size == world.size and self.components.device.type == "cpu":
-            self._next = share_step(self.request.metas, whole, self._constant, mesh.all_ranks)
+        arranged, on_cpu = self._arranged, self.components.device.type == "cpu"
+        all_ranks = arranged is not None and arranged.denoiser.mesh.all_ranks.size == world.size
+        if arranged and all_ranks and on_cpu and not self._trial:  # which times all of a step
+            self._next = share_step(self.request.metas, whole, arranged.constant, arranged.denoiser.mesh.all_ranks)
             return self._next is not None
         return bool(agree(int(whole is not None), world))
 
@@ -132,7 +135,7 @@ class Denoising:
 
     def release(self) -> None:
         """Refer to no weights, mesh and tensors any more."""
-        self._denoiser, self._cached, self._constant = None, None, {}
+        self._arranged, self._cached = None, None
 
     def __enter__(self) -> "Denoising":
         return self
@@ -142,20 +145,21 @@ class Denoising:
             self.release()
 
     def _predictions(self, shared: Tensors | None = None) -> Tensors:
-        denoiser = self._denoiser
-        if denoiser is None:
-            return {}
-        compute = partial(self._computed, denoiser, shared)
-        if self._cached:
-            return self._cached.answer(self.request.tensors, denoiser, compute)
-        return compute(denoiser.shards) or {}
+        with self._trial.timed() if self._trial else nullcontext():
+            arranged = self._arranged
+            if arranged is None:
+                return {}
+            compute = partial(self._computed, arranged, shared)
+            if self._cached:
+                return self._cached.answer(self.request.tensors, arranged.denoiser, compute)
+            return compute(arranged.denoiser.shards) or {}
 
-    def _computed(self, denoiser: Denoiser, shared: Tensors | None, shards: Shards) -> Tensors | None:
-        message = self.request.message
+    def _computed(self, arranged: Arranged, shared: Tensors | None, shards: Shards) -> Tensors | None:
+        message, denoiser = self.request.message, arranged.denoiser
         assert isinstance(message, Forward)
-        shared = self._share(self.request.tensors, denoiser.mesh) if shared is None else shared
+        shared = self._share(arranged) if shared is None else shared
         local = {
-            i: denoiser.own(i, {argument: shared[name] for argument, name in self._names[i].items()})
+            i: denoiser.own(i, {argument: shared[name] for argument, name in arranged.names[i].items()})
             for i in denoiser.branches
         }
         denoiser.load(local)
@@ -174,10 +178,10 @@ class Denoising:
         message, metas = self.request.message, self.request.metas
         assert isinstance(message, Sample)
         self._prepare(check_sample(message, metas, self.components.checkpoint, self.agreements.world.size))
-        denoiser = self._denoiser
-        if denoiser is None:
+        if self._arranged is None:
             return {}
-        setting = SamplingContext(denoiser, message, self._share(self.request.tensors, denoiser.mesh))
+        denoiser = self._arranged.denoiser
+        setting = SamplingContext(denoiser, message, self._share(self._arranged))
         if message.measure:
             setting.load()
         loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
@@ -187,78 +191,73 @@ class Denoising:
         ):
             PROGRESS.step(message.first_step, len(setting.sigmas) - 1)
             with self._noted_loop(denoiser) as step_done:
-                report = partial(self._report, step_done)
+                report = partial(self._report, denoiser, step_done)
                 loop = loop_class(setting, report=report, cancelled=self.request.cancelled)
                 results = {name: tensor.cpu() for name, tensor in loop.run().items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 
     def _prepare(self, plan: DenoisingPlan) -> None:
-        """Build the denoiser and share the tensors that have digests; not on ranks that the layout does not use.
+        """Agree on a layout, if the request names none, and arrange the request in it. Collective over the world.
 
-        The steps below are collective. All ranks of the mesh run them in this order:
-
-        1. agree on a layout that fits, if the request names none (all ranks of the world, used by the layout or not)
-        2. make or find the mesh (all ranks of the world)
-        3. agree that every rank's device has the dtype, the attention kernel and, if blocks are compiled, a compiler
-        4. agree which ranks hold their part of sharded weights
-        5. agree that the tensors can be used
-        6. agree that weights and tensors fit on every device
-        7. broadcast the tensors that a rank lacks; those without a digest follow
-
-        Every error of the request is refused before step 7, on all ranks alike, so no rank waits for another. Checks
-        that need no other rank (the components' files) come first. Weights load afterwards, when the denoiser first
-        needs them.
+        Checks that need no other rank (the components' files) come first.
         """
         for name in self.components.transformers.names or [HIGH_NOISE]:
             self.components.check(name)
-        if self.request.message.model.layout is None:
-            message = self.request.message
-            plan = by_planner(self.planner, plan, self.request, self.components, self.agreements.world) or fit(
-                plan, self.components, message.model, self.agreements, adapt=message.adapt
-            )
-        mesh = self.meshes.get(plan.layout.cut)
-        if mesh is None:
-            return
-        plan = replace(plan, layout=replace(plan.layout, balance=mesh.layout.balance))  # it may have been measured
-        kernel = self._kernel(plan, mesh)
-        self.components.transformers.agree(mesh)
-        plans: dict[str, PlannedTransformer] = {}
-        experts = Experts(self.components.checkpoint, self._loader(mesh, plans), plan.adapters[0])
-        self._check_tensors(mesh, experts)
-        plans |= self._plan_loads(mesh, plan)
-        request, device = self.request, self.components.device
-        self._constant = share_constant(request.metas, request.tensors, self.kept, mesh.all_ranks, device)
-        self._names, _ = split_names({meta.name: meta.name for meta in request.metas}, plan.branches)
-        self._denoiser = Denoiser(experts, mesh, plan, kernel, self.on_forward, self.agreements.trials_of(mesh))
+        self._plan = self._chosen(plan) if self.request.message.model.layout is None else plan
+        with refused_everywhere(self.agreements.world):
+            self._arranged = self._arranging.in_layout(self._plan)
+        self._try_layout()
 
-    def _share(self, tensors: Mapping[str, Tensor] | None, mesh: RankMesh) -> Tensors:
+    def _chosen(self, plan: DenoisingPlan) -> DenoisingPlan:
+        """Return the plan of a request that names no layout. Collective over the world."""
+        message, world = self.request.message, self.agreements.world
+        planned = by_planner(self.planner, plan, self.request, self.components, world)
+        if planned is None:
+            return fit(plan, self.components, message.model, self.agreements, adapt=message.adapt)
+        if planned.trial and isinstance(message, Forward) and not message.cache:  # which computes all steps
+            self._trial = planned.trial()
+        return replace(plan, layout=planned.layout)
+
+    def _try_layout(self) -> None:
+        """Go on in the layout that is tried next, or in the fastest. Collective over the world."""
+        trial = self._trial
+        while trial and self._plan and trial.due:
+            plan = replace(self._plan, layout=trial.move(self.agreements.world))
+            if not self._moves(plan) and not trial.settled:
+                trial.fails()
+        if trial and trial.settled:
+            self._trial = None
+            self.request.report(Progress(phase="planning", value=1, total=1, note=trial.reason), {})
+
+    def _moves(self, plan: DenoisingPlan) -> bool:
+        """Arrange the request in another layout, if it works there on all ranks of the world."""
+        if self._plan is None or self._plan == plan:
+            return True
+        try:
+            with refused_everywhere(self.agreements.world):
+                self._arranged = self._arranging.in_layout(plan, stream=False)
+        except (InvalidRequest, NoRoom) as refusal:
+            log.info("layout %s is not tried: %s", plan.layout, refusal)
+            self._arranged = self._arranging.in_layout(self._plan)  # whose groups may have made room
+            return False
+        self._plan = plan
+        return True
+
+    def _share(self, arranged: Arranged) -> Tensors:
         """Return all tensors of the request, or of a step, on every rank."""
-        return share_changing(self.request.metas, tensors, self._constant, mesh.all_ranks, self.components.device)
-
-    def _check_tensors(self, mesh: RankMesh, experts: Experts) -> None:
-        """Refuse tensors that cannot be used, on all ranks alike."""
-        self.request.check_finite(mesh.all_ranks)
-        self._check_rows(mesh)
-        if experts.switch and agree(int(experts.needs_both(self.request.tensors or {})), mesh.all_ranks):
-            raise InvalidRequest(
-                "the timesteps of one call need both transformers of the model: give the two sides of the boundary "
-                "in two calls"
-            )
+        request, ranks = self.request, arranged.denoiser.mesh.all_ranks
+        return share_changing(request.metas, request.tensors, arranged.constant, ranks, self.components.device)
 
     @contextmanager
     def _computing(self, phase: str) -> Iterator[None]:
         """Compute in a phase, and report when blocks are compiled."""
-        said = compilations(self._report_compilation) if self._compiled else nullcontext()
+        compiled = self.request.message.model.compile == "blocks"
+        said = compilations(self._report_compilation) if compiled else nullcontext()
         with PROGRESS.phase(phase), said:
             yield
 
     def _report_compilation(self, done: bool) -> None:
         self.request.report(Progress(phase="compiling", value=int(done), total=1), {})
-
-    @property
-    def _compiled(self) -> bool:
-        """Whether blocks are compiled."""
-        return self.request.message.model.compile == "blocks"
 
     def _noted_forward(self, denoiser: Denoiser) -> AbstractContextManager[None]:
         if denoiser.mesh.all_ranks.index or self.elsewhere is None:
@@ -271,65 +270,9 @@ class Denoising:
             return nullcontext(str)  # which returns ""
         return self.elsewhere.loop(denoiser.plan.layout, chosen=self.request.message.model.layout is None)
 
-    def _report(self, step_done: Callable[[], str], progress: Progress, extra: Mapping[str, Tensor]) -> None:
+    def _report(
+        self, denoiser: Denoiser, step_done: Callable[[], str], progress: Progress, extra: Mapping[str, Tensor]
+    ) -> None:
         """Report progress, streaming of blocks, ranks with less than a share, and notes about other machines."""
-        assert self._denoiser
-        notes = (self.components.transformers.note, self._denoiser.plan.split.note, step_done())
+        notes = (self.components.transformers.note, denoiser.plan.split.note, step_done())
         self.request.report(replace(progress, note="; ".join(filter(None, notes))), extra)
-
-    def _kernel(self, plan: DenoisingPlan, mesh: RankMesh) -> Kernel:
-        """Return the attention kernel. The ranks of a mesh agree on it once: devices and weights' dtype do not change.
-
-        Raises:
-            InvalidRequest: a rank's device lacks the kernel or the dtype, or its machine a compiler.
-        """
-        attention, components, agreed = self.request.message.model.attention, self.components, self.agreements.kernels
-        head_sizes = frozenset(site.head_dim for site in plan.geometry.sites)
-        key = KernelKey(
-            mesh=mesh.serial,
-            attention=attention,
-            dtype=components.dtype,
-            head_sizes=head_sizes,
-            compiled=self._compiled,
-        )
-        if key not in agreed:
-            with refused_alike(mesh.all_ranks):
-                check_dtype(components.dtype, components.device)
-                kernel = kernels.choose(attention, components.device, components.dtype, set(head_sizes))
-                if key.compiled:
-                    check_compiler(components.device)
-            agreed[key] = kernel
-        return agreed[key]
-
-    def _plan_loads(self, mesh: RankMesh, plan: DenoisingPlan) -> dict[str, PlannedTransformer]:
-        """Plan the weights that this rank lacks. Refuse the request, on all ranks alike, if a device has no room."""
-        transformers = self.components.transformers
-        if transformers.missing(mesh):
-            self.request.report_loading()  # the first plan imports diffusers, which takes seconds
-        class_name = self.components.checkpoint.components[HIGH_NOISE]
-        work = forward_bytes(class_name, plan, mesh.all_ranks.index, self.components.dtype.itemsize)
-        with PROGRESS.phase(LOADING):
-            return transformers.prepare(mesh, work, stream=self.request.message.adapt)
-
-    def _loader(self, mesh: RankMesh, plans: dict[str, PlannedTransformer]) -> Load:
-        transformers = self.components.transformers
-
-        def load(component: str, adapters: Sequence[Adapter]) -> Family:
-            self.components.layout = mesh.layout
-            with self.request.loading(self.components, component):
-                overlay = self.request.message.overlay
-                return transformers.get(mesh, component, plans, adapters, overlay, compiled=self._compiled)
-
-        return load
-
-    def _check_rows(self, mesh: RankMesh) -> None:
-        """Refuse indices outside the tables that they are for, on all ranks alike."""
-        checkpoint, request = self.components.checkpoint, self.request
-        family = family_of(checkpoint.components["transformer"])
-        known = Tables(rows=family.embedding_sizes(checkpoint.config("transformer")), levels=family.levels)
-        sizes = known.sizes({meta.name: meta.shape for meta in request.metas})
-        if not sizes:
-            return
-        index, value = (agree(number, mesh.all_ranks) for number in first_outside(request.tensors or {}, sizes))
-        if index >= 0:
-            raise InvalidRequest(known.refusal(request.metas[index].name, value, sizes))

@@ -1,6 +1,7 @@
 """What a planner above the engine says of a request: its layout, and why."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..denoiser.plan import DenoisingPlan, split_names
@@ -10,16 +11,22 @@ from ..layout.parallel_layout import ParallelLayout
 from ..loading.components import ComponentCache
 from ..protocol.messages import Progress
 from ..protocol.model_spec import ModelSpec
+from .layout_trial import LayoutTrial
 from .request import ActiveRequest
 from .validation import is_refused
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The layout of a request, and the reason in a sentence."""
+    """The layout of a request, and the reason in a sentence.
+
+    Attributes:
+        trial: begins to try layouts in a run, if the prediction alone does not tell them apart.
+    """
 
     layout: ParallelLayout
     reason: str
+    trial: Callable[[], LayoutTrial] | None = None
 
 
 class Planner(Protocol):
@@ -32,8 +39,8 @@ class Planner(Protocol):
 
 def by_planner(
     planner: Planner | None, plan: DenoisingPlan, request: ActiveRequest[Any], components: ComponentCache, world: Axis
-) -> DenoisingPlan | None:
-    """Return a request's plan in the layout that a planner chooses; None if nobody asks for one, or it does not work.
+) -> Planned | None:
+    """Return the layout that a planner chooses for a request; None if nobody asks for one, or it does not work.
 
     Collective over the world.
     """
@@ -45,4 +52,4 @@ def by_planner(
     request.report(Progress(phase="planning", value=0, total=1), {})
     found = planner(plan, model, components, {**branches[0], **latents, TIMESTEP: (plan.samples[0],)}, world)
     request.report(Progress(phase="planning", value=1, total=1, note=found.reason), {})
-    return None if is_refused(found.layout, plan.workload()) else replace(plan, layout=found.layout)
+    return None if is_refused(found.layout, plan.workload()) else found

@@ -1,17 +1,22 @@
 """``Chooser``: on the ranks, the layout of a request whose model asks for a plan. All ranks of the world take part."""
 
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import torch
 
 from ..denoiser.plan import DenoisingPlan
 from ..distributed.collectives import gather_texts
 from ..distributed.mesh import Axis
+from ..engine.layout_trial import LayoutTrial, Seconds, fastest
 from ..engine.planned import Planned
 from ..errors import InvalidRequest
 from ..interfaces.geometry import Shapes
+from ..layout.modes import APPROXIMATE, FASTEST
 from ..layout.parallel_layout import ParallelLayout
 from ..loading.components import ComponentCache
 from ..progress import PROGRESS
@@ -20,6 +25,8 @@ from ..protocol.tensors import NAMES
 from . import measured, models, probe, record
 from .hardware.description import Hardware, parse, text
 from .planning import plan as planned
+from .planning import rivals
+from .reasons import tried
 from .request import Prompt, of_plan
 
 log = logging.getLogger(__name__)
@@ -28,7 +35,35 @@ _STEPS = 20
 """Steps of a sampling, which ComfyUI's loop does not say. Exact layouts are ordered alike whatever it is."""
 _APART = "\n"
 _KEPT = 64
-"""Plans that are kept."""
+"""Plans that are kept, and kinds of work whose layouts are tried or have been."""
+_KINDS = 16
+"""Kinds of work of a plan whose times are kept on disk."""
+
+T = TypeVar("T")
+
+
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank 0 tells the others of a plan: layouts, the expected best first, or none and a refusal."""
+
+    reason: str
+    layouts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """A plan on every rank.
+
+    Attributes:
+        prompt: what for.
+        hardware: on which machine.
+        layouts: the choice, and those that may be as fast.
+        reason: of the choice, in a sentence.
+    """
+
+    prompt: Prompt
+    hardware: Hardware
+    layouts: tuple[ParallelLayout, ...]
+    reason: str
 
 
 class Chooser:
@@ -40,7 +75,8 @@ class Chooser:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._kept: dict[Hashable, Planned] = {}
+        self._plans: dict[Hashable, _Made] = {}
+        self._works: dict[Hashable, Planned] = {}
 
     def __call__(
         self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis
@@ -59,42 +95,57 @@ class Chooser:
         """
         sizes = str([dict(each) for each in plan.latents])
         key = model.identity, model.stamp, model.mode, model.compile, components.dtype, sizes, plan.samples, plan.guided
-        if key not in self._kept:
-            while len(self._kept) >= _KEPT:
-                self._kept.pop(next(iter(self._kept)))
+        if key not in self._plans:
             with PROGRESS.phase("planning"):
-                self._kept[key] = self._plan(plan, model, components, shapes, world)
-            log.info("planned: %s", self._kept[key].reason)
-        return self._kept[key]
+                _keep(self._plans, key, self._plan(plan, model, components, shapes, world))
+            log.info("planned: %s", self._plans[key].reason)
+        made = self._plans[key]
+        if len(made.layouts) == 1 or len(set(plan.variants)) > 1:  # branches that differ are no batch, as most are
+            return Planned(layout=made.layouts[0], reason=made.reason)
+        tokens = tuple(tuple(extent.streams.items()) for extent in plan.extents)
+        work = key, tokens, plan.variants, model.attention
+        if made.prompt.loop:
+            return self._begun(work, made, model, world)
+        if work not in self._works:
+            _keep(self._works, work, self._begun(work, made, model, world))
+        return self._works[work]
 
     def _plan(
         self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis
-    ) -> Planned:
+    ) -> _Made:
         prompt = of_plan(
             plan, models.of(components.checkpoint), shapes, steps=_STEPS, dtype=components.dtype,
             compiled=model.compile != "off",
         )  # fmt: skip
         hardware = self._hardware(prompt, model, world, components.device)
-        said = gather_texts(self._chosen(prompt, hardware, model.mode) if world.index == 0 else "", world)[0]
-        layout, _, reason = said.partition(_APART)
-        if not layout:
-            raise InvalidRequest(reason)
-        return Planned(layout=ParallelLayout.parse(layout), reason=reason)
+        said = _said(prompt, hardware, model) if world.index == 0 else None
+        said = msgspec.json.decode(gather_texts(msgspec.json.encode(said).decode(), world)[0], type=_Said)
+        if not said.layouts:
+            raise InvalidRequest(said.reason)
+        layouts = tuple(map(ParallelLayout.parse, said.layouts))
+        return _Made(prompt=prompt, hardware=hardware, layouts=layouts, reason=said.reason)
 
-    @staticmethod
-    def _chosen(prompt: Prompt, hardware: Hardware, mode: str) -> str:
-        """Return layout and reason, or no layout and a refusal."""
-        try:
-            made = planned(prompt, hardware, mode=mode)
-        except InvalidRequest as refusal:
-            return f"{_APART}{refusal}"
-        return f"{made.chosen.layout}{_APART}{made.reason}"
+    def _begun(self, work: Hashable, made: _Made, model: ModelSpec, world: Axis) -> Planned:
+        """Begin to try layouts, or take what earlier processes have found. Collective over the world."""
+        kept = _Kept(made, model, self._folder or record.folder(), world.size)
+        said = msgspec.json.encode(kept.times() if world.index == 0 else {}).decode()
+        times = msgspec.json.decode(gather_texts(said, world)[0], type=dict[str, float | None])
+        first, *others = made.layouts
+        layouts = [first, *(each for each in others if times.get(str(each), 0) is not None)]
+        known = {each: seconds for each in layouts if (seconds := times.get(str(each))) is not None}
+        if len(known) == len(layouts):
+            layout = fastest(first, known)
+            return Planned(layout=layout, reason=tried(layout, known))
+        if made.prompt.loop:  # the ranks' own loop keeps its layout
+            return Planned(layout=first, reason=made.reason)
+        notes = _Notes(kept if world.index == 0 else None, lambda found: _keep(self._works, work, found))
+        return Planned(layout=first, reason=made.reason, trial=lambda: LayoutTrial(layouts, known, notes))
 
     def _hardware(self, prompt: Prompt, model: ModelSpec, world: Axis, device: torch.device) -> Hardware:
         """Return what has been measured, or measure it. Rank 0 keeps the records."""
-        devices = model.devices.first(world.size)
         mine = ""
         if world.index == 0:
+            devices = model.devices.first(world.size)
             facts = record.facts_of(devices)
             path = record.file_of(devices, prompt, self._folder or record.folder())
             found = record.read(path, facts)
@@ -108,6 +159,76 @@ class Chooser:
         if world.index == 0 and (note := record.write(path, facts, hardware)):
             log.warning("%s", note)
         return hardware
+
+
+class _Kept:
+    """What has been tried of a plan, on rank 0's disk, beside what has been measured."""
+
+    def __init__(self, made: _Made, model: ModelSpec, folder: Path, ranks: int) -> None:
+        devices = model.devices.first(ranks)
+        self._facts, self._hardware = record.facts_of(devices), made.hardware
+        self._path = record.file_of(devices, made.prompt, folder)
+        guidance = f"{made.prompt.branches} branches of {made.prompt.samples}"
+        self._kind = f"{guidance}, attention={model.attention}, {model.stamp}"
+
+    def times(self) -> dict[str, float | None]:
+        """Return the seconds of a step by layout; None for one whose first step was the ranks' last."""
+        return record.read(self._path, self._facts).tried.get(self._kind, {})
+
+    def add(self, times: Mapping[str, float | None], works: str = "") -> None:
+        """Keep seconds, beside those of other layouts and of other work.
+
+        Args:
+            works: a layout whose first step has ended.
+        """
+        tried = record.read(self._path, self._facts).tried
+        before = tried.pop(self._kind, {})
+        if before.get(works, 0) is None:
+            del before[works]
+        tried = dict([*tried.items()][1 - _KINDS :]) | {self._kind: {**before, **times}}
+        if note := record.write(self._path, self._facts, self._hardware, tried):
+            log.warning("%s", note)
+
+
+class _Notes:
+    """Keeps what comes of trials, on disk where there is a ``kept``."""
+
+    def __init__(self, kept: _Kept | None, settled: Callable[[Planned], None]) -> None:
+        self._kept, self._settled = kept, settled
+        self._trying = ""
+
+    def note(self, seconds: Seconds, trying: ParallelLayout | None) -> None:
+        """Keep the seconds, and that a layout is tried now: if the ranks end with it, it is not tried again."""
+        works, self._trying = self._trying, "" if trying is None else str(trying)
+        if self._kept:
+            times: dict[str, float | None] = {str(layout): each for layout, each in seconds.items()}
+            self._kept.add(times | ({self._trying: None} if self._trying else {}), works)
+
+    def settle(self, layout: ParallelLayout, seconds: Seconds) -> str:
+        """Take a layout from now on."""
+        reason = tried(layout, seconds)
+        self._settled(Planned(layout=layout, reason=reason))
+        self.note(seconds, None)
+        return reason
+
+
+def _keep(kept: dict[Hashable, T], key: Hashable, value: T) -> None:
+    """Add an entry. The oldest ones leave."""
+    while len(kept) >= _KEPT and key not in kept:
+        kept.pop(next(iter(kept)))
+    kept[key] = value
+
+
+def _said(prompt: Prompt, hardware: Hardware, model: ModelSpec) -> _Said:
+    """Plan a request on rank 0."""
+    try:
+        made = planned(prompt, hardware, mode=model.mode)
+    except InvalidRequest as refusal:
+        return _Said(reason=str(refusal))
+    # Compiling for another layout takes longer than it saves.
+    tries = model.mode in (FASTEST, APPROXIMATE) and model.compile == "off"
+    others = rivals(made) if tries else ()
+    return _Said(reason=made.reason, layouts=tuple(map(str, (made.chosen.layout, *others))))
 
 
 def _request(prompt: Prompt, model: ModelSpec, names: tuple[str, ...]) -> probe.ProbeRequest:

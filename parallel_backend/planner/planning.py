@@ -18,6 +18,9 @@ GAIN = 0.98
 """A plan has to take at most this part of the time of the rule's layout to be taken instead: less is not certain."""
 _NEAR_FAST, _NEAR_SENT = 1.1, 1.5
 """How much more than the least memory a layout may take that is faster, or that sends fewer bytes."""
+_NEAR, _ROOMY, _RIVALS = 1.25, 0.8, 2
+"""How much slower than the choice a step may be predicted and is tried, which part of a device it may take, and how
+many layouts are tried."""
 _EQUAL = 1.01
 """By how much a layout of fewer devices may be slower than the fastest, and is taken instead."""
 
@@ -68,6 +71,25 @@ def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO) -> Plan:
         prompt=prompt, hardware=hardware, predictions=tuple(ordered), chosen=chosen, rule=rule,
         reason=comparison(chosen, rule, fitting, hardware),
     )  # fmt: skip
+
+
+def rivals(made: Plan) -> tuple[ParallelLayout, ...]:
+    """Return the layouts to be tried besides the chosen one: exact, and predicted nearly as fast.
+
+    All of them hold whole weights on devices that the choice uses, too. Others would have to be read before they could
+    be tried.
+    """
+    chosen, least = made.chosen, min(device.memory for device in made.hardware.devices)
+    if chosen.layout.splits_weights or chosen.layout.approximation:
+        return ()
+    near = [
+        each.layout
+        for each in made.predictions
+        if each.room.whole and each.room.taken <= _ROOMY * least and each.layout.ranks <= chosen.layout.ranks
+        and each.step.seconds <= _NEAR * chosen.step.seconds and each.layout != chosen.layout
+        and not each.layout.splits_weights and not each.layout.approximation
+    ]  # fmt: skip
+    return tuple(near[:_RIVALS])
 
 
 def rule_prediction(prompt: Prompt, hardware: Hardware) -> Prediction:

@@ -1,6 +1,6 @@
 """Why a layout is as fast as it is, and why it is taken, in sentences."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..layout.parallel_layout import ParallelLayout
 from ..loading.room import size
@@ -53,6 +53,13 @@ def comparison(chosen: Prediction, rule: Prediction, fitting: Sequence[Predictio
     if gain > 1:
         return f'{words}; {_percent(1 - 1 / gain)} less than "{rule.layout}", which is taken without a plan'
     return f'{words}; without a plan "{rule.layout}" is taken, with {seconds_text(rule.seconds)}'
+
+
+def tried(layout: ParallelLayout, seconds: Mapping[ParallelLayout, float]) -> str:
+    """Return why a layout is taken that was tried beside others, in a sentence."""
+    others = [f'"{each}" {seconds_text(taken)}' for each, taken in seconds.items() if each != layout]
+    words = f'"{layout}" takes {seconds_text(seconds[layout])} a step'
+    return f"{words}; tried in the first steps, {', '.join(others)}" if others else words
 
 
 def seconds_text(seconds: float) -> str:

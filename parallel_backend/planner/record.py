@@ -4,7 +4,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,13 @@ from ..version import version
 from .hardware.description import MAX_FILE, Hardware
 from .request import Prompt
 
-_FORM = 1
+_FORM = 2
 _CACHES = "XDG_CACHE_HOME"
+
+
+Tried = dict[str, dict[str, float | None]]
+"""Seconds of a step by layout, as text, by kind of request: what was tried in the first steps of a prompt. None stands
+for a layout whose first step has not ended."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +47,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts
     digest: str
     hardware: Hardware
+    tried: Tried = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +57,12 @@ class Found:
     Attributes:
         hardware: what was measured; None if nothing holds.
         note: why a record that is there does not hold, in a sentence; "" otherwise.
+        tried: what was tried on it.
     """
 
     hardware: Hardware | None
     note: str = ""
+    tried: Tried = field(default_factory=dict)
 
 
 def folder() -> Path:
@@ -90,16 +98,18 @@ def read(path: Path, facts: Facts) -> Found:
         record = msgspec.json.decode(data, type=_Record)
     except (msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest):
         return Found(hardware=None, note=f"the measurement in {path} is damaged")
-    if record.form != _FORM or record.digest != _digest(record.facts, record.hardware):
+    if record.form != _FORM or record.digest != _digest(record.facts, record.hardware, record.tried):
         return Found(hardware=None, note=f"the measurement in {path} is damaged, or of another version")
     if note := _difference(record.facts, facts):
         return Found(hardware=None, note=f"this machine was measured with {note}")
-    return Found(hardware=record.hardware)
+    return Found(hardware=record.hardware, tried=record.tried)
 
 
-def write(path: Path, facts: Facts, hardware: Hardware) -> str:
-    """Keep a measurement; return why that does not work, or ""."""
-    record = _Record(form=_FORM, facts=facts, digest=_digest(facts, hardware), hardware=hardware)
+def write(path: Path, facts: Facts, hardware: Hardware, tried: Tried | None = None) -> str:
+    """Keep a measurement, and what was tried; return why that does not work, or ""."""
+    tried = tried or {}
+    digest = _digest(facts, hardware, tried)
+    record = _Record(form=_FORM, facts=facts, digest=digest, hardware=hardware, tried=tried)
     part = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -130,8 +140,8 @@ def _driver() -> str:
         return ""
 
 
-def _digest(facts: Facts, hardware: Hardware) -> str:
-    return hashlib.sha256(msgspec.json.encode([facts, hardware])).hexdigest()
+def _digest(facts: Facts, hardware: Hardware, tried: Tried) -> str:
+    return hashlib.sha256(msgspec.json.encode([facts, hardware, tried])).hexdigest()
 
 
 def _difference(then: Facts, now: Facts) -> str:

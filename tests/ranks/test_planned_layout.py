@@ -1,9 +1,15 @@
 """A model that asks for a plan: the ranks measure themselves once, agree on a layout, and give the same prediction."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from parallel_backend.client.temporary_backend import temporary_backend
+from parallel_backend.engine.layout_trial import CALLS
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.planner import record
+from parallel_backend.planner.hardware.description import Link
 from parallel_backend.protocol.messages import Forward
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.verify import examples
@@ -31,9 +37,54 @@ def test_two_ranks_measure_once_and_agree(tmp_path, caches):
     with temporary_backend(tmp_path) as client:
         planned = call(client, mode="fastest")
         assert any(phase == "planning" and "takes about" in note for phase, note in notes)
-        (record,) = caches.glob("*.json")
-        written = record.stat().st_mtime_ns
+        (kept,) = caches.glob("*.json")
+        written = kept.stat().st_mtime_ns
         again, one = call(client, mode="fastest"), call(client, layout=ParallelLayout())
-    assert record.stat().st_mtime_ns == written
+    assert kept.stat().st_mtime_ns == written
     assert (planned - one).abs().max() <= 1e-4 * one.abs().max()
     assert (again - planned).abs().max() == 0
+
+
+def with_fast_links(path):
+    """Let a kept measurement say that two ranks are twice as fast as one, and that exchanges cost nothing."""
+    facts = record.facts_of(DEVICES)
+    measured = record.read(path, facts).hardware
+    assert measured is not None
+    devices = tuple(replace(each, alone=1.0, layers=((0.5, 0.5), (1.0, 1.0)), attends=()) for each in measured.devices)
+    links = (Link(devices=(0, 1), bandwidth=1e15, latency=1e-9),)
+    assert not record.write(path, facts, replace(measured, devices=devices, links=links, launch=0.0))
+
+
+def test_the_fastest_stays_of_those_that_are_tried_in_the_first_steps(tmp_path, caches):
+    """Each step is exact in whatever layout it runs."""
+    path = examples.write_checkpoint(tmp_path / "model", examples.module(WAN, "t2v"))
+    both = [examples.inputs(WAN, "t2v", batch=1, seed=seed) for seed in (1, 2)]
+    notes: list[str] = []
+
+    def call(client, time, **options):
+        inputs = examples.branches([{**each, "timestep": each["timestep"] * 0 + time} for each in both])
+        spec = ModelSpec(path=str(path), devices=DEVICES, dtype="float32", **options)
+        told = lambda progress, _: notes.append(progress.note)  # noqa: E731
+        return client.call(Forward(model=spec, branches=2), inputs, on_progress=told)
+
+    with temporary_backend(tmp_path) as client:
+        call(client, 900.0, mode="fit memory")
+    (path_of_record,) = caches.glob("*.json")
+    with_fast_links(path_of_record)
+    times = [float(900 - 50 * step) for step in range(3 * CALLS + 2)]
+    for again in (False, True):
+        notes.clear()
+        with temporary_backend(tmp_path) as client:
+            wanted = [call(client, each, layout=ParallelLayout()) for each in times]
+            found = []
+            for place, each in enumerate(times):
+                if place % 4 == 3:  # the run gives way, so the next step is a request of its own
+                    call(client, each, layout=ParallelLayout())
+                found.append(call(client, each, mode="fastest"))
+        for one, other in zip(wanted, found, strict=True):
+            assert all((one[i] - other[i]).abs().max() <= 1e-4 * one[i].abs().max() for i in ("0", "1"))
+        said = [note for note in notes if "tried in the first steps" in note]
+        assert len(said) == 1
+        assert ("takes about" in "".join(notes)) != again  # what is kept on disk is not tried again
+    (tried,) = json.loads(path_of_record.read_text())["tried"].values()
+    assert len(tried) > 1

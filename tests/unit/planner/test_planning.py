@@ -11,7 +11,7 @@ from parallel_backend.planner.enumeration import layouts, of_the_rule
 from parallel_backend.planner.hardware import shipped
 from parallel_backend.planner.hardware.description import Hardware, Link
 from parallel_backend.planner.models import find
-from parallel_backend.planner.planning import plan, rule_prediction
+from parallel_backend.planner.planning import plan, rivals, rule_prediction
 from parallel_backend.planner.prediction import predict
 from parallel_backend.planner.request import prompt
 from parallel_backend.planner.table import as_json, table
@@ -119,6 +119,39 @@ def test_over_slow_links_what_sends_least_is_taken_of_what_takes_little(small):
     near = [each for each in made.predictions if each.room.taken <= 1.5 * min(e.room.taken for e in made.predictions)]
     assert made.chosen.layout.splits_weights
     assert made.chosen.sent == min(each.sent for each in near)
+
+
+def test_rivals_are_exact_near_whole_and_on_no_further_devices(small):
+    made = plan(small, of(1e12, count=4))
+    by_layout = {each.layout: each for each in made.predictions}
+    found = rivals(made)
+    assert 1 <= len(found) <= 2
+    assert made.chosen.layout not in found
+    for layout in found:
+        assert by_layout[layout].step.seconds <= 1.25 * made.chosen.step.seconds
+        assert layout.ranks <= made.chosen.layout.ranks
+        assert not layout.approximate
+        assert not layout.splits_weights
+    assert rivals(replace(made, predictions=(made.chosen,))) == ()
+
+
+def test_rivals_need_no_device_that_the_choice_leaves_idle(small):
+    made = plan(small, of(2e7, count=4))
+    assert made.chosen.layout.ranks == 2
+    alike = [replace(each, step=made.chosen.step) for each in made.predictions if each.layout.ranks > 2]
+    assert alike
+    assert rivals(replace(made, predictions=tuple(alike))) == ()
+
+
+def test_what_needs_much_memory_is_no_rival(small):
+    made = plan(small, of(1e12, count=4))
+    most = max(each.room.taken for each in made.predictions if each.layout in rivals(made))
+    card = replace(made.hardware.devices[0], memory=most)
+    assert not rivals(replace(made, hardware=replace(made.hardware, devices=(card,) * 4)))
+
+
+def test_one_device_has_no_rivals(alone):
+    assert rivals(plan(alone, of(1e6))) == ()
 
 
 def test_an_unknown_mode_is_refused(small):

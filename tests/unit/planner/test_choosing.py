@@ -1,0 +1,93 @@
+"""Layouts to try: what earlier processes found, what ended them, and what is kept on disk."""
+
+from dataclasses import replace
+
+import pytest
+
+from parallel_backend.distributed.mesh import Axis
+from parallel_backend.engine.layout_trial import CALLS
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.planner import choosing
+from parallel_backend.planner.choosing import Chooser
+from parallel_backend.planner.hardware import shipped
+from parallel_backend.planner.hardware.description import Hardware
+from parallel_backend.planner.models import find
+from parallel_backend.planner.request import prompt
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
+
+ALONE = Axis(name="all", group=None, ranks=(0,), index=0, gloo=True)
+A, B, C = (ParallelLayout.parse(text) for text in ("ulysses=2", "cfg=2", "ring=2"))
+MODEL = ModelSpec(path="/", stamp="1", devices=Devices(kind="cpu", indices=(0, 1)))
+
+
+@pytest.fixture(scope="module")
+def made():
+    asked = replace(prompt(find("wan2.1-t2v-1.3b"), "480x480x17", guided=True), loop=False)
+    hardware = Hardware(name="one card", devices=(shipped.card("RTX 4090"),))
+    return choosing._Made(prompt=asked, hardware=hardware, layouts=(A, B, C), reason="predicted")
+
+
+@pytest.fixture
+def begun(made, tmp_path):
+    """Begins in a process of its own."""
+    return lambda made=made, model=MODEL: Chooser(tmp_path)._begun("work", made, model, ALONE)
+
+
+@pytest.fixture
+def kept(made, tmp_path):
+    return lambda model=MODEL: choosing._Kept(made, model, tmp_path, 1)
+
+
+def tries(planned):
+    """Run a trial to its end, and return the layouts that it moves to."""
+    trial, found = planned.trial(), []
+    while not trial.settled:
+        for _ in range(CALLS):
+            with trial.timed():
+                pass
+        found.append(trial.move(ALONE))
+    return found
+
+
+def test_all_are_tried_and_the_next_process_knows(begun, kept):
+    planned = begun()
+    assert (planned.layout, planned.reason) == (A, "predicted")
+    assert tries(planned)[:2] == [B, C]
+    assert set(kept().times()) == {str(A), str(B), str(C)}
+    again = begun()
+    assert again.trial is None
+    assert "tried in the first steps" in again.reason
+
+
+def test_the_fastest_of_what_is_known_is_taken_by_the_ranks_own_loop_too(begun, kept, made):
+    loop = replace(made, prompt=replace(made.prompt, loop=True))
+    assert begun(loop).trial is None
+    assert begun(loop).layout == A
+    kept().add({str(A): 1.0, str(B): 0.5, str(C): 2.0})
+    assert begun(loop).layout == B
+    assert begun().layout == B
+
+
+def test_a_layout_with_which_the_ranks_ended_is_not_tried_again(begun, kept):
+    trial = begun().trial()
+    for _ in range(CALLS):
+        with trial.timed():
+            pass
+    assert trial.move(ALONE) == B
+    assert kept().times()[str(B)] is None  # and here the process ends
+    assert B not in tries(begun())[:1]
+    assert kept().times().keys() - {str(B)} == {str(A), str(C)}
+    assert begun().trial is None  # not in the third process, either
+
+
+def test_times_hold_for_the_same_work_alone(begun, kept):
+    kept().add({str(A): 1.0, str(B): 0.5, str(C): 2.0})
+    for other in (replace(MODEL, attention="sage"), replace(MODEL, stamp="2")):
+        assert begun(model=other).trial is not None
+
+
+def test_few_kinds_of_work_are_kept(kept):
+    for stamp in range(choosing._KINDS + 3):
+        kept(replace(MODEL, stamp=str(stamp))).add({str(A): 1.0})
+    known = [bool(kept(replace(MODEL, stamp=str(stamp))).times()) for stamp in range(choosing._KINDS + 3)]
+    assert known == [False] * 3 + [True] * choosing._KINDS
