@@ -4,11 +4,8 @@ import argparse
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
-
-import msgspec
 
 from parallel_backend.client.devices import add_option, choose_devices, ranks_of
 from parallel_backend.errors import InvalidRequest
@@ -21,6 +18,7 @@ from .loop.run import LoopTable
 from .loop.run import measure as measure_loops
 from .ranks.cases import MODELS, Case
 from .ranks.peers import chosen_peers
+from .results import document
 from .step import plot as step_plot
 from .step import report as step_report
 from .step.run import Table, measure
@@ -165,7 +163,7 @@ def _show(
             if options.plot:
                 draw(finished, Path(options.plot))
             _log(f"{table.case}: finished, {len(finished)} of {count}")
-    print(msgspec.json.encode([asdict(table) for table in finished]).decode() if options.json else legend, flush=True)
+    print(document(finished) if options.json else legend, flush=True)
     return 0
 
 

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from parallel_backend import processes
 from parallel_backend.client import devices
 from parallel_backend.client.client import Client
@@ -24,7 +22,7 @@ from parallel_backend.protocol.deadlines import Deadline
 from parallel_backend.protocol.model_spec import ModelSpec
 
 from .prompt import Prompt, shipped_or_tiny
-from .results import add_common
+from .results import add_common, document
 
 LAYOUT = ParallelLayout(ulysses=2)
 GOAL = 5.0
@@ -58,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure how long a prompt takes after a rank died."""
     results = measure(options.rounds, options.devices)
-    print(msgspec.json.encode(results).decode() if options.json else describe(*results))
+    print(document(results) if options.json else describe(*results))
     return int(any(result.failed for result in results))
 
 

@@ -14,7 +14,6 @@ from operator import sub
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from lab.engine.echo import ECHO
@@ -28,7 +27,7 @@ from parallel_backend.protocol.messages import Forward, Progress, Trial, Unload
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.protocol.tensors import SOCKET_BUFFER
 
-from .results import add_common
+from .results import add_common, document
 
 PIXELS = 225_000_000
 """Values in the large reply: 0.9 GB of float32."""
@@ -51,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure how fast requests and pixels are transferred; return the exit status."""
     measured = measure_alone(devices_text=options.devices, pixels=options.megabytes * 250_000)
-    print(msgspec.json.encode(measured).decode() if options.json else measured.describe())
+    print(document([measured]) if options.json else measured.describe())
     return 0
 
 

@@ -168,14 +168,13 @@ def _seconds(
     client: Client, path: Path, devices: Devices, tried: Sequence[ParallelLayout],
     inputs: Sequence[dict[str, torch.Tensor]], rounds: int,
 ) -> list[float]:  # fmt: skip
-    """Return the median seconds of a forward in each layout, after two that do not count."""
+    """Return the median seconds of a forward in each layout: the second one each time that it is its turn."""
     calls: list[Callable[[], float]] = [_call(client, path, devices, layout, inputs) for layout in tried]
     found: list[list[float]] = [[] for _ in tried]
-    for index, call in enumerate(calls):
-        for turn in range(2 + rounds):
-            seconds = call()
-            if turn > 1:
-                found[index].append(seconds)
+    for _ in range(rounds):
+        for call, seconds in zip(calls, found, strict=True):
+            call()
+            seconds.append(call())
     return [statistics.median(each) for each in found]
 
 

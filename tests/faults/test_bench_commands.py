@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from lab.__main__ import main
@@ -17,6 +16,7 @@ from lab.bench.step.run import Table
 from lab.bench.wire import WireMeasurement
 from parallel_backend.supervisor.ranks.spares import MEMORY
 from scripts import processes
+from tests.support.bench_json import results
 
 from .backend import run_command
 
@@ -29,7 +29,7 @@ def bench(runtime: Path, result: Any, *arguments: str) -> Any:
     left = processes.find("TMPDIR", lambda value: value == str(runtime))
     assert not left, processes.describe(left)
     assert not list(runtime.glob("bench-*"))
-    return msgspec.json.decode(completed.stdout, type=result)
+    return results(completed.stdout, result)
 
 
 def assert_positive(*values: float) -> None:
@@ -37,7 +37,7 @@ def assert_positive(*values: float) -> None:
 
 
 def test_bench_wire(runtime: Path) -> None:
-    measured = bench(runtime, WireMeasurement, "bench", "wire", "--megabytes", "100")
+    (measured,) = bench(runtime, list[WireMeasurement], "bench", "wire", "--megabytes", "100")
     assert measured.reply_bytes == 100_000_000
     assert measured.supervisor_growth < 1 << 20
     assert measured.forward.keys() == measured.added.keys() == {"one rank", "ulysses=2"}
@@ -92,7 +92,7 @@ def test_bench_recovery(runtime: Path) -> None:
     assert completed.returncode in (0, 1), completed.stderr  # 1 if it is slow
     assert not processes.find("TMPDIR", lambda value: value == str(runtime))
     assert not list(runtime.glob("bench-*"))
-    without, with_spares = msgspec.json.decode(completed.stdout, type=list[Recovery])
+    without, with_spares = results(completed.stdout, list[Recovery])
     assert (without.spares, with_spares.spares) == (0, 2)
     assert (without.spare_memory, completed.returncode) == (0, int(with_spares.failed))
     assert 100 << 20 < with_spares.spare_memory < MEMORY
@@ -105,7 +105,7 @@ def test_bench_recovery(runtime: Path) -> None:
 def test_bench_cache(runtime: Path) -> None:
     arguments = ("--rounds", "1", "--steps", "16", "--layout", "", "--layout", "ulysses=2", "--json")
     completed = run_command(runtime, "bench", "cache", *arguments, program="lab", timeout=300, TMPDIR=str(runtime))
-    rows = msgspec.json.decode(completed.stdout, type=list[CachedLoop])
+    rows = results(completed.stdout, list[CachedLoop])
     assert completed.returncode == int(any(row.failed for row in rows)), completed.stderr  # 1 if it is slow
     assert not processes.find("TMPDIR", lambda value: value == str(runtime))
     assert not list(runtime.glob("bench-*"))
@@ -121,7 +121,7 @@ def test_bench_resume(runtime: Path) -> None:
     completed = run_command(
         runtime, "bench", "resume", "--rounds", "1", "--json", program="lab", timeout=200, TMPDIR=str(runtime)
     )
-    (kept,) = msgspec.json.decode(completed.stdout, type=list[KeptState])
+    (kept,) = results(completed.stdout, list[KeptState])
     assert completed.returncode == int(kept.failed), completed.stderr  # 1 if it is slow
     assert not processes.find("TMPDIR", lambda value: value == str(runtime))
     assert not list(runtime.glob("bench-*"))

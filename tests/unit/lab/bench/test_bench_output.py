@@ -5,7 +5,6 @@ import io
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from lab.__main__ import main
@@ -16,6 +15,7 @@ from lab.bench.step import run as step_run
 from lab.bench.step.run import Row, Table
 from parallel_backend.errors import RankFailed
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from tests.support.bench_json import results
 
 SIZES = ("--tokens", "64", "--tokens", "63", "--rounds", "1")
 STEPS = ("bench", "--layout", "ulysses=2", *SIZES)
@@ -101,7 +101,7 @@ def test_json_is_one_document_at_the_end_and_progress_is_on_stderr(capsys, measu
     measured.extend([0, 0])  # so that the second size does not interrupt the run
     assert main([*arguments, "--json"]) == 0
     captured = capsys.readouterr()
-    tables = msgspec.json.decode(captured.out, type=result_type)
+    tables = results(captured.out, result_type)
     assert [table.case.tokens for table in tables] == [64, 63]
     assert "flux, 64 tokens, 128 text tokens: finished, 1 of 2" in captured.err
     assert "flux, 63 tokens, 128 text tokens: finished, 2 of 2" in captured.err

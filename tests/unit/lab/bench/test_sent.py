@@ -1,15 +1,16 @@
 """What ranks send in published models."""
 
-import json
+from typing import Any
 
 import pytest
 
 from lab.__main__ import main
+from tests.support.bench_json import results
 
 
 def sent(capsys, *options):
     assert main(["bench", "sent", "--json", *options]) == 0
-    return {each["model"]: each["by_layout"] for each in json.loads(capsys.readouterr().out)}
+    return {each["model"]: each["by_layout"] for each in results(capsys.readouterr().out, list[dict[str, Any]])}
 
 
 def test_whole_frames_are_half_of_what_ulysses_sends(capsys):

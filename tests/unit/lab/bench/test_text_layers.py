@@ -1,12 +1,13 @@
 """What layers for the prompt take in published models."""
 
-import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from lab.__main__ import main
 from lab.bench import text_layers
+from tests.support.bench_json import results
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def test_weights_and_prompts_by_hand(small, capsys):
     The rest are gates, norms and registers.
     """
     assert main(["bench", "text", "--json", "--rounds", "1"]) == 0
-    found = {each["model"]: each for each in json.loads(capsys.readouterr().out)}
+    found = {each["model"]: each for each in results(capsys.readouterr().out, list[dict[str, Any]])}
     h3 = 2 * (5120 * 5376 + 2 * (4 * 5376 * 7168 + 3 * 5376 * 14336))
     ltx2, newer = 2 * 2 * 2 * 12 * 3840**2, 2 * 8 * 12 * (4096**2 + 2048**2)
     for model, weights in (("minimax_h3", h3), ("ltx2", ltx2), ("ltx2.3", newer)):
