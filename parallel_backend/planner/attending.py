@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..interfaces.geometry import AttentionKind, Extent
 from ..interfaces.strategy import Workload
 from ..layout.parallel_layout import ParallelLayout
-from ..layout.partition import Partition
+from ..layout.split import Split
 from ..strategies.dsp import Dsp
 from ..strategies.ring import Ring
 from ..strategies.sequence import site_tokens
@@ -108,7 +108,7 @@ def _calls(
             continue
         by_ring = [sum(tokens) for tokens in site_tokens(layout, workload, extent, site)]
         if layout.dsp > 1:
-            rows = Partition.even(samples * extent.rows, layout.dsp).sizes[place["dsp"]]
+            rows = Split.of(layout).frames(samples * extent.rows).sizes[place["dsp"]]
             whole = sum(extent.streams[name] for name in site.streams)
             yield _attended(rows * heads, whole, whole, site), count
             continue

@@ -7,6 +7,7 @@ import torch
 from ..engine.working_memory import forward_bytes
 from ..errors import InvalidRequest, NoRoom
 from ..layout.parallel_layout import ParallelLayout
+from ..layout.split import Split
 from ..loading.offload_plan import ALL, UNDECIDED, PartSizes, TransformerClaim, decide, streamed, with_slack
 from ..loading.room import size
 from ..strategies.stage_cut import cut
@@ -47,12 +48,13 @@ class Room:
 
 
 def taken(sizes: PartSizes, layout: ParallelLayout) -> int:
-    """Return about what a rank holds of the weights."""
+    """Return about what the rank with the largest part holds of the weights."""
     if layout.shard_weights:
         return sizes.shared_by(layout.sequence)
     if layout.pipe > 1:
         return sizes.outside + max(_stages(sizes, layout.pipe))
-    return sizes.outside + sum(sizes.blocks) // layout.tensor
+    largest = max(map(Split.of(layout).cut_share, range(layout.tensor)))
+    return sizes.outside + int(sum(sizes.blocks) * largest)
 
 
 def _stages(sizes: PartSizes, stages: int) -> list[int]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ..interfaces.strategy import Strategy, Workload
 from ..layout.parallel_layout import ParallelLayout
+from ..layout.split import Split
 from ..strategies import stage_cut
 from ..strategies.batch import BatchSplit
 from ..strategies.pipe import Pipe
@@ -116,11 +117,12 @@ def _step(
     work = prompt.layers(batch).work(tokens)
     share = 1 / layout.pipe
     faster = device.alone if layout.ranks == 1 else 1.0
-    blocks = seconds(work.blocks.cut(layout.tensor), device, compiled=prompt.compiled)
+    columns = Split.of(layout).cut_share(place["tensor"])  # also for heads, whose shares may differ a little
+    blocks = seconds(work.blocks.cut(columns), device, compiled=prompt.compiled)
     around = seconds(work.embed, device) + seconds(work.head, device)
     computing = batches * (blocks * share + around)
     if device.layers:
-        part = max(tokens.values()) / max(extent.streams.values()) / layout.tensor
+        part = columns * max(tokens.values()) / max(extent.streams.values())
         computing = rows * interpolated(device.layers, part) * share
     attending = attention(layout, workload, rank, device, sent)
     kernels = batches * (work.embed.kernels + work.blocks.kernels * share + work.head.kernels)

@@ -17,6 +17,8 @@ def reason(prediction: Prediction) -> str:
         return f"does not fit: {prediction.room.refusal}"
     step, total = prediction.step, prediction.step.seconds
     parts = [_exchange(prediction)] if prediction.layout.ranks > 1 else ["sends nothing"]
+    if prediction.layout.balance:
+        parts.insert(0, "gives slower devices less")
     if step.streaming > _NOTICEABLE * total:
         parts.append(f"waits {_percent(step.streaming / total)} of a step for blocks that stream")
     elif prediction.room.streams:

@@ -100,18 +100,18 @@ class Work:
             kernels=self.kernels * count,
         )  # fmt: skip
 
-    def cut(self, ranks: int) -> "Work":
-        """Return a rank's part with tensor parallelism."""
-        if ranks == 1:
+    def cut(self, share: float) -> "Work":
+        """Return the part of a rank of tensor parallelism that has this share of columns and heads."""
+        if share == 1:
             return self
         products = Counter[Product]()
         for product, number in self.products.items():
-            columns = -(-product.columns // ranks) if product.cut else product.columns
+            columns = _part(product.columns, share) if product.cut else product.columns
             products[replace(product, columns=columns)] += number
-        attended = {replace(each, heads=-(-each.heads // ranks)): count for each, count in self.attended.items()}
+        attended = {replace(each, heads=_part(each.heads, share)): count for each, count in self.attended.items()}
         return replace(
-            self, products=products, attended=attended, moved_cut=self.moved_cut / ranks,
-            between=self.between / ranks,
+            self, products=products, attended=attended, moved_cut=self.moved_cut * share,
+            between=self.between * share,
         )  # fmt: skip
 
     @property
@@ -119,6 +119,11 @@ class Work:
         """Multiplications and additions of all products and of this attention."""
         products = sum(each.operations * count for each, count in self.products.items())
         return products + sum(each.operations * count for each, count in self.attended.items())
+
+
+def _part(count: int, share: float) -> int:
+    """Return a share in whole units, rounded up. A share such as a third is not exact."""
+    return math.ceil(count * share - 1e-9)
 
 
 def count(run: Callable[[], Any], *, rows: int, widths: Sequence[int]) -> tuple[Work, Any]:

@@ -45,12 +45,19 @@ def test_two_ranks_measure_once_and_agree(tmp_path, caches):
     assert (again - planned).abs().max() == 0
 
 
-def with_fast_links(path):
-    """Let a kept measurement say that two ranks are twice as fast as one, and that exchanges cost nothing."""
+def with_fast_links(path, second=1.0):
+    """Let a kept measurement say that a rank needs half of the time for half of the work, and exchanges none.
+
+    Args:
+        second: the second rank's speed.
+    """
     facts = record.facts_of(DEVICES)
     measured = record.read(path, facts).hardware
     assert measured is not None
-    devices = tuple(replace(each, alone=1.0, layers=((0.5, 0.5), (1.0, 1.0)), attends=()) for each in measured.devices)
+    devices = tuple(
+        replace(each, alone=1.0, layers=((0.5, 0.5 / speed), (1.0, 1.0 / speed)), attends=(), attention=1e12 * speed)
+        for each, speed in zip(measured.devices, (1.0, second), strict=True)
+    )
     links = (Link(devices=(0, 1), bandwidth=1e15, latency=1e-9),)
     assert not record.write(path, facts, replace(measured, devices=devices, links=links, launch=0.0))
 
@@ -88,3 +95,22 @@ def test_the_fastest_stays_of_those_that_are_tried_in_the_first_steps(tmp_path, 
         assert ("takes about" in "".join(notes)) != again  # what is kept on disk is not tried again
     (tried,) = json.loads(path_of_record.read_text())["tried"].values()
     assert len(tried) > 1
+
+
+def test_a_slower_rank_gets_less(tmp_path, caches):
+    path = examples.write_checkpoint(tmp_path / "model", examples.module(WAN, "t2v"))
+    inputs = examples.branches([examples.inputs(WAN, "t2v", batch=1)])
+    notes: list[str] = []
+
+    def call(client, **options):
+        spec = ModelSpec(path=str(path), devices=DEVICES, dtype="float32", **options)
+        told = lambda progress, _: notes.append(progress.note)  # noqa: E731
+        return client.call(Forward(model=spec, branches=1), inputs, on_progress=told)["0"]
+
+    with temporary_backend(tmp_path) as client:
+        call(client, mode="fit memory")
+        (path_of_record,) = caches.glob("*.json")
+        with_fast_links(path_of_record, second=0.5)
+        planned, one = call(client, mode="fastest"), call(client, layout=ParallelLayout())
+    assert any("balance=1:0.5" in note and "gives slower devices less" in note for note in notes)
+    assert (planned - one).abs().max() <= 1e-5 * one.abs().max()

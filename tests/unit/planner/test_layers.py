@@ -36,9 +36,9 @@ def test_a_linear_layer_is_one_product():
 def test_a_layer_for_each_sample_is_not_cut():
     layer = torch.nn.Linear(6, 8, device="meta", dtype=torch.bfloat16)
     work, _ = count(lambda: layer(torch.empty(2, 6, device="meta", dtype=torch.bfloat16)), rows=2, widths=(6,))
-    assert work.cut(2).operations == work.operations
+    assert work.cut(1 / 2).operations == work.operations
     work, _ = count(lambda: layer(torch.empty(3, 6, device="meta", dtype=torch.bfloat16)), rows=2, widths=(6,))
-    assert work.cut(2).operations == work.operations / 2
+    assert work.cut(1 / 2).operations == work.operations / 2
 
 
 def test_attention_is_taken_as_a_whole():

@@ -1,0 +1,97 @@
+"""Layouts with shares by speed: when there are any, with which speeds, and that the planner takes them."""
+
+from dataclasses import replace
+
+import pytest
+
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.planner.balancing import by_speed
+from parallel_backend.planner.enumeration import layouts
+from parallel_backend.planner.hardware import shipped
+from parallel_backend.planner.hardware.description import Hardware, Link
+from parallel_backend.planner.models import find
+from parallel_backend.planner.planning import plan
+from parallel_backend.planner.prediction import predict
+from parallel_backend.planner.request import prompt
+
+FAST = shipped.card("RTX 4090")
+
+
+def of(*speeds, attention=None):
+    devices = tuple(
+        replace(FAST, matrix=FAST.matrix * each, attention=FAST.attention * other)
+        for each, other in zip(speeds, attention or speeds, strict=True)
+    )
+    links = (Link(devices=tuple(range(len(speeds))), bandwidth=1e12, latency=1e-9),)
+    return Hardware(name="cards", devices=devices, links=links)
+
+
+@pytest.fixture(scope="module")
+def asked():
+    return prompt(find("wan2.1-t2v-1.3b"), "480x480x17", steps=8, guided=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "speeds", "attention", "expected"),
+    [
+        ("ulysses=2", (1, 0.5), None, "ulysses=2 balance=1:0.5"),
+        ("ulysses=2", (0.25, 0.5), (1, 1), "ulysses=2 balance=0.5:1/1:1"),
+        ("ring=2", (1, 0.5), (1, 0.25), "ring=2 balance=1:0.5"),  # whose ranks have tokens alone
+        ("tensor=2", (1, 0.5), (1, 0.25), "tensor=2 balance=1:0.5/1:0.25"),
+        ("cfg=2 ulysses=2", (1, 0.5, 0.8, 0.6), None, "cfg=2 ulysses=2 balance=1:0.62"),  # 0.8 and 0.5 of the groups
+        ("ulysses=2", (1, 0.9), None, None),
+        ("ring=2", (1, 1), (1, 0.5), None),
+        ("ulysses=2", (1, 1), (1, 0.5), "ulysses=2 balance=1:1/1:0.5"),
+        ("dsp=2", (1, 0.5), (1, 0.25), "dsp=2 balance=1:0.5/1:0.25"),
+        ("cfg=2", (1, 0.5), None, None),
+        ("pipe=2 patches=1", (1, 0.5), None, None),  # which measures for itself
+        ("ulysses=2", (1, 1e-9), None, None),
+    ],
+)
+def test_speeds_of_the_ranks_that_share_a_row(text, speeds, attention, expected):
+    found = by_speed(ParallelLayout.parse(text), of(*speeds, attention=attention))
+    assert found == (expected and ParallelLayout.parse(expected))
+
+
+def test_measured_curves_count_where_there_are_some():
+    first, second = (replace(FAST, layers=((0.5, 1.0), (1.0, taken)), attends=((1e9, taken),)) for taken in (2.0, 4.0))
+    hardware = replace(of(1, 1), devices=(first, second))
+    assert by_speed(ParallelLayout(ring=2), hardware) == ParallelLayout.parse("ring=2 balance=1:0.5")
+
+
+def test_cores_of_a_cpu_vary_more():
+    unlike = by_speed(ParallelLayout(ring=2), replace(of(1, 0.7), launch=0.0))
+    assert unlike is None
+    assert by_speed(ParallelLayout(ring=2), replace(of(1, 0.5), launch=0.0)) is not None
+
+
+def test_a_rank_with_more_of_the_weights_needs_room_for_them(asked):
+    even, hardware = ParallelLayout(tensor=2), of(1, 0.3)
+    shared = by_speed(even, hardware)
+    assert shared is not None
+    small, large = (predict(asked, layout, hardware).room for layout in (even, shared))
+    assert large.weights > 1.3 * small.weights
+    cards = tuple(replace(each, memory=1.2 * small.taken) for each in hardware.devices)
+    fits = [predict(asked, layout, replace(hardware, devices=cards)).room.fits for layout in (even, shared)]
+    assert fits == [True, False]
+
+
+def test_equal_devices_have_equal_shares(asked):
+    assert not any(layout.balance for layout in layouts(asked, of(1, 1, 1)))
+
+
+@pytest.mark.parametrize("text", ["ulysses=2", "ring=2", "tensor=2"])
+def test_shares_by_speed_are_predicted_to_be_faster(asked, text):
+    even, hardware = ParallelLayout.parse(text), of(1, 0.5)
+    shared = by_speed(even, hardware)
+    assert shared is not None
+    one, other = (predict(asked, layout, hardware) for layout in (even, shared))
+    assert 1.2 < one.sampling / other.sampling < 1.5
+    assert one.decoding == other.decoding  # the VAE's rows are equal where a plan chooses the layout
+
+
+def test_the_planner_takes_them_and_says_so(asked):
+    made = plan(asked, of(1, 0.4))
+    assert made.chosen.layout.balance
+    assert "gives slower devices less" in made.reason
+    assert made.rule.layout == ParallelLayout(cfg=2)
