@@ -8,7 +8,7 @@ import torch
 
 from parallel_backend.attention import kernels
 from parallel_backend.distributed import bfloat16
-from parallel_backend.engine import autoencoding, denoising
+from parallel_backend.engine import arranging, autoencoding
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.protocol.messages import Decode
 from tests.ranks import driver, requests
@@ -41,7 +41,7 @@ def handle_without_bfloat16(rank, message, tensors):
             raise InvalidRequest(f"{dtype} cannot be used on this card")
 
     with (
-        mock.patch.object(denoising, "check_dtype", check_dtype),
+        mock.patch.object(arranging, "check_dtype", check_dtype),
         mock.patch.object(autoencoding, "check_dtype", check_dtype),
     ):
         return driver.handle(rank, message, tensors)
@@ -71,13 +71,14 @@ def path(checkpoints):
     return checkpoints(heads=2, head_dim=36, seed=17)
 
 
-def test_a_kernel_that_one_card_lacks_is_refused_on_all_ranks_of_the_mesh(pools, path):
+def test_a_kernel_that_one_card_lacks_is_refused_on_all_ranks(pools, path):
+    """Also on the one without a part."""
     request = with_flash(path)
     sentence = (
         "InvalidRequest: rank 1: attention 'flash' cannot be used: it needs an NVIDIA GPU of the Ampere generation or "
         "newer, and this is a mock GPU; sdpa would work here"
     )
-    assert refused(pools, handle_with_a_turing_card, *request) == [sentence, sentence, None]
+    assert refused(pools, handle_with_a_turing_card, *request) == [sentence] * 3
 
 
 def test_a_kernel_that_no_card_has_names_no_rank(pools, path):
