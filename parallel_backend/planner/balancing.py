@@ -22,8 +22,7 @@ def by_speed(layout: ParallelLayout, hardware: Hardware) -> ParallelLayout | Non
     if layout.shares_row == 1 or layout.adapts:
         return None
     layers, attention = (_relative(layout, hardware, speed) for speed in (_layers, _attention))
-    cores = hardware.launch == 0  # only on CPU ranks the host costs nothing apart
-    equal = _EQUAL_CORES if cores else _EQUAL
+    equal = _EQUAL_CORES if hardware.cores else _EQUAL
     for attends in (attention if attention != layers else (), ()):
         if min(*layers, *attends) > equal:
             continue

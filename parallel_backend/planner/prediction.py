@@ -131,7 +131,8 @@ def _step(
     if layout.pipe > 1:
         bubble = (batches + layout.pipe - 1) / batches
         layers, attends = layers * bubble, attends * bubble
-    exposed = attending.exposed + _others(layout, workload, sent, computing + attending.seconds)
+    hides = 0.0 if hardware.cores else computing + attending.seconds  # a core that computes gathers nothing meanwhile
+    exposed = attending.exposed + _others(layout, workload, sent, hides)
     waiting = max(0.0, taken.streams / hardware.streaming - layers - attends)
     return Step(
         layers=layers, attention=attends, exchange=exposed, streaming=waiting,
@@ -139,8 +140,12 @@ def _step(
     )  # fmt: skip
 
 
-def _others(layout: ParallelLayout, workload: Workload, sent: Sent, computing: float) -> float:
-    """Return what shows of exchanges that are not around attention."""
+def _others(layout: ParallelLayout, workload: Workload, sent: Sent, hides: float) -> float:
+    """Return what shows of exchanges that are not around attention.
+
+    Args:
+        hides: seconds of what is computed while weights are gathered, or stale keys and values travel.
+    """
     sums = sum(each.count for each in workload.geometry.all_reduces) * (layout.tensor > 1)
     total = sent[TensorParallel].seconds + 2 * (layout.tensor - 1) * sums * sent[TensorParallel].latency / layout.tensor
     gathered_once: tuple[tuple[type[Strategy], int], ...] = (
@@ -151,9 +156,9 @@ def _others(layout: ParallelLayout, workload: Workload, sent: Sent, computing: f
     if layout.shard_weights:
         gathers = workload.geometry.layers
         gathered = sent[ShardedWeights].seconds
-        total += max(gathered / gathers, gathered - computing) + gathers * sent[ShardedWeights].latency
+        total += max(gathered / gathers, gathered - hides) + gathers * sent[ShardedWeights].latency
     if layout.stale == "previous":
-        total += max(0.0, sent[Ring].seconds - computing)
+        total += max(0.0, sent[Ring].seconds - hides)
     return total
 
 

@@ -126,6 +126,11 @@ class Hardware:
                     )
 
     @property
+    def cores(self) -> bool:
+        """Whether the devices are CPU ranks, as measured: only there the host costs nothing apart."""
+        return self.launch == 0
+
+    @property
     def host_sizes(self) -> tuple[int, ...]:
         """Numbers of adjacent devices on one host."""
         return self.hosts or (len(self.devices),)

@@ -78,6 +78,13 @@ def test_a_prediction_falls_with_faster_links_and_grows_with_steps(small):
     assert predict(replace(small, steps=16), layout, of(1e8)).sampling == pytest.approx(2 * slow.sampling)
 
 
+def test_cores_hide_no_gathered_weights(alone):
+    layout, cards = ParallelLayout(ulysses=2, shard_weights=True), of(1e10)
+    hidden, shown = (predict(alone, layout, each).step.exchange for each in (cards, replace(cards, launch=0.0)))
+    whole = predict(alone, replace(layout, shard_weights=False), cards).step.exchange
+    assert shown - whole > 2 * (hidden - whole) > 0
+
+
 def test_the_slowest_device_decides(small):
     uneven = replace(of(1e12), devices=(shipped.card("RTX 4090"), shipped.card("RTX 3060")))
     even = predict(small, ParallelLayout(ulysses=2), of(1e12))
