@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from any_folder_name.nodes.vae import ParallelVAEDecode
+from any_folder_name.parallel_backend.layout.modes import LayoutMode
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from helpers.inside_fixtures import Loaded, conditioning, empty_latent, ksampler, parallel_sampler, relative_error
 
@@ -44,6 +45,14 @@ def test_sampling(
     reference = ksampler(native, empty_latent(batch=2, frames=3), **options)
     ours = sample(load_remote(layout).model, empty_latent(batch=2, frames=3), **options)
     assert relative_error(ours, reference) < CLOSE
+
+
+def test_sampling_while_layouts_are_tried(native: Any, load_remote: Callable[..., Loaded]) -> None:
+    model = load_remote(LayoutMode(name="fastest")).model
+    for seed in (1, 2):
+        options = {"steps": 11, "seed": seed, "positive": conditioning(1, length=20)}
+        reference = ksampler(native, empty_latent(batch=2, frames=3), **options)
+        assert relative_error(ksampler(model, empty_latent(batch=2, frames=3), **options), reference) < CLOSE
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
