@@ -204,9 +204,13 @@ class Denoising:
         for name in self.components.transformers.names or [HIGH_NOISE]:
             self.components.check(name)
         self._plan = self._chosen(plan) if self.request.message.model.layout is None else plan
-        with refused_everywhere(self.agreements.world):
-            self._arranged = self._arranging.in_layout(self._plan)
+        self._arranged = self._in_layout(self._plan)
         self._try_layout()
+
+    def _in_layout(self, plan: DenoisingPlan, *, stream: bool = True) -> Arranged | None:
+        """See ``Arranging.in_layout``. A refusal reaches ranks without a part, too, which would go on alone."""
+        with refused_everywhere(self.agreements.world):
+            return self._arranging.in_layout(plan, stream=stream)
 
     def _chosen(self, plan: DenoisingPlan) -> DenoisingPlan:
         """Return the plan of a request that names no layout. Collective over the world."""
@@ -234,11 +238,10 @@ class Denoising:
         if self._plan is None or self._plan == plan:
             return True
         try:
-            with refused_everywhere(self.agreements.world):
-                self._arranged = self._arranging.in_layout(plan, stream=False)
+            self._arranged = self._in_layout(plan, stream=False)
         except (InvalidRequest, NoRoom) as refusal:
             log.info("layout %s is not tried: %s", plan.layout, refusal)
-            self._arranged = self._arranging.in_layout(self._plan)  # whose groups may have made room
+            self._arranged = self._in_layout(self._plan)  # whose groups may have made room
             return False
         self._plan = plan
         return True

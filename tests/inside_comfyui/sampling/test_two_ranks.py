@@ -47,7 +47,8 @@ def test_sampling(
     assert relative_error(ours, reference) < CLOSE
 
 
-def test_sampling_while_layouts_are_tried(native: Any, load_remote: Callable[..., Loaded]) -> None:
+def test_sampling_in_a_mode_that_measures(native: Any, load_remote: Callable[..., Loaded]) -> None:
+    """Its steps may run in several layouts. Which ones depends on the machine."""
     model = load_remote(LayoutMode(name="fastest")).model
     for seed in (1, 2):
         options = {"steps": 11, "seed": seed, "positive": conditioning(1, length=20)}

@@ -90,6 +90,14 @@ def test_shares_by_speed_are_predicted_to_be_faster(asked, text):
     assert one.decoding == other.decoding  # the VAE's rows are equal where a plan chooses the layout
 
 
+def test_slower_devices_attend_to_fewer_frames():
+    asked = prompt(find("open-sora-1.2"), "512x512x80", steps=2)
+    hardware = of(1, 0.5)
+    even, shared = ParallelLayout(dsp=2), ParallelLayout.parse("dsp=2 balance=1:0.5")
+    one, other = (predict(asked, layout, hardware).step.attention for layout in (even, shared))
+    assert 1.2 < one / other < 1.5
+
+
 def test_the_planner_takes_them_and_says_so(asked):
     made = plan(asked, of(1, 0.4))
     assert made.chosen.layout.balance
