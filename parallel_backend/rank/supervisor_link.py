@@ -54,7 +54,8 @@ class SupervisorLink:
         threading.Thread(target=self._run, name="link", daemon=True).start()
 
     def report_ready(self) -> None:
-        """Report that this rank has joined the process group."""
+        """Report that this rank has joined the process group, and its status then."""
+        self._send_heartbeat()
         rank_control.send(self._control, rank_control.Ready())
 
     def take(self, seconds: float) -> ReceivedRequest | None:

@@ -28,6 +28,10 @@ PATIENCE = 180.0
 NAME = "Included model, text to image (native nodes)"
 STATE = ".pdit-panel[data-state={}]"
 PIDS = """() => (window.pditShown?.status?.ranks ?? []).map((rank) => rank.pid)"""
+STEPS = """(prompt) => {
+    const steps = window.pditShown?.steps;
+    return steps?.origin?.prompt === prompt && steps.seconds.length > 3;
+}"""
 LISTEN = (
     """() => window.app.api.addEventListener("parallel_dit.status", ({ detail }) => { window.pditShown = detail })"""
 )
@@ -96,7 +100,7 @@ def sample(page: "Page", server: ComfyServer) -> str:
     client_id = page.evaluate("() => window.app.api.clientId")
     body = {"prompt": workflows.with_options(graph, server.client.object_info()), "client_id": client_id}
     prompt_id: str = json.loads(server.client.request("/prompt", body))["prompt_id"]
-    page.wait_for_function("() => window.pditShown?.steps?.seconds?.length > 3", timeout=1000 * PATIENCE)
+    page.wait_for_function(STEPS, arg=prompt_id, timeout=1000 * PATIENCE)
     return prompt_id
 
 

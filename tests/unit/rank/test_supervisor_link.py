@@ -60,3 +60,10 @@ def test_a_request_that_does_not_decode_is_reported_and_its_connection_closed(he
     client.settimeout(1.0)
     assert client.recv(1) == b""
     assert link.take(0.0) is None
+
+
+def test_a_rank_reports_its_status_before_it_is_ready():
+    supervisor, rank = rank_control.pair()
+    SupervisorLink(rank, describe=lambda: status(3)).report_ready()
+    received = [rank_control.receive(supervisor, rank_control.FromRank)[0] for _ in range(2)]
+    assert received == [rank_control.Heartbeat(status=status(3)), rank_control.Ready()]
