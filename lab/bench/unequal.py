@@ -45,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--ranks", type=int, default=2, help="the last one is slower (default %(default)s)")
     parser.add_argument("--factor", type=float, default=2.0, help="by which it is slower (default %(default)s)")
+    parser.add_argument(
+        "--all-slower", type=float, default=1.0, metavar="FACTOR",
+        help="by which all ranks are slower, so that more ranks than cores leave each other room (default %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=9, help="calls of each (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=2048, help="latent tokens (default %(default)s)")
     parser.add_argument("--family", choices=tuple(MODELS), default="flux", help="shape of the model (default flux)")
@@ -61,9 +65,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         InvalidRequest: a number is out of range, or a layout has another number of ranks.
     """
-    for name, least in (("ranks", 2), ("factor", 1), ("rounds", 1), ("tokens", 4)):
+    for name, least in (("ranks", 2), ("factor", 1), ("all_slower", 1), ("rounds", 1), ("tokens", 4)):
         if getattr(options, name) < least:
-            raise InvalidRequest(f"--{name} {getattr(options, name):g}: at least {least} is needed")
+            raise InvalidRequest(f"--{name.replace('_', '-')} {getattr(options, name):g}: at least {least} is needed")
     return print_results(_measure(options), as_json=options.json)
 
 
@@ -112,7 +116,7 @@ def _measure(options: argparse.Namespace) -> Iterator[Gain]:
     layouts = [(text, _even(text, options.ranks)) for text in texts]
     by_speed = [replace(layout, balance=speeds) for _, layout in layouts]  # refused before anything starts
     chosen = devices.choose_devices(options.devices, {f"--ranks {options.ranks}": options.ranks})
-    with _slower(options.ranks - 1, options.factor), tempfile.TemporaryDirectory(prefix="bench-unequal-") as name:
+    with _slower(options), tempfile.TemporaryDirectory(prefix="bench-unequal-") as name:
         folder = Path(name)
         with temporary_backend(folder) as client:
             calls: dict[bool, Call] = {}
@@ -131,8 +135,9 @@ def _even(text: str, ranks: int) -> ParallelLayout:
 
 
 @contextmanager
-def _slower(rank: int, factor: float) -> Iterator[None]:
-    with env.changed({env.HANDICAP.name: f"{rank}={factor:g}"}):
+def _slower(options: argparse.Namespace) -> Iterator[None]:
+    factors = [options.all_slower] * (options.ranks - 1) + [options.all_slower * options.factor]
+    with env.changed({env.HANDICAP.name: " ".join(f"{rank}={factor:g}" for rank, factor in enumerate(factors))}):
         yield
 
 

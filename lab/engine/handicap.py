@@ -81,6 +81,7 @@ class _Sleeps(TorchDispatchMode):
     def __init__(self, factor: float, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._factor, self._device, self._clock = factor, device, clock(device)
+        self._owed = 0.0
         synchronize(device)
         self._since = self._clock()
 
@@ -94,9 +95,12 @@ class _Sleeps(TorchDispatchMode):
         return result
 
     def catch_up(self, least: float = 0.0) -> None:
-        """Sleep, unless it would be for less than ``least`` seconds."""
+        """Sleep, unless it would be for less than ``least`` seconds. Later sleeps lack what one takes too long."""
         synchronize(self._device)
-        seconds = (self._factor - 1) * (self._clock() - self._since)
-        if seconds > least:
-            time.sleep(seconds)
+        now = self._clock()
+        self._owed, self._since = self._owed + (self._factor - 1) * (now - self._since), now
+        if self._owed > least:
+            begin = time.perf_counter()
+            time.sleep(self._owed)
+            self._owed -= time.perf_counter() - begin
             self._since = self._clock()

@@ -20,14 +20,26 @@ runs beside it.
 
 def measure(device: torch.device, world_size: int) -> tuple[float, ...]:
     """Measure the relative speed of every rank; the fastest is 1. The same on all ranks; collective over the world."""
+    return grouped(_of_all(_seconds(device, clock(device)), world_size), _SAME_SPEED_RATIO[device.type])
+
+
+def paces(device: torch.device, world_size: int) -> tuple[float, ...]:
+    """Return how often a second every rank computes something now, beside what else its device computes.
+
+    The same on all ranks; collective over the world.
+    """
+    return tuple(_of_all(_seconds(device, time.perf_counter), world_size))
+
+
+def _of_all(seconds: float, world_size: int) -> list[float]:
     speeds = [torch.zeros(1, dtype=torch.float64) for _ in range(world_size)]
-    local = torch.tensor([1.0 / _seconds(device)], dtype=torch.float64)
+    local = torch.tensor([1.0 / seconds], dtype=torch.float64)
     if world_size > 1:
         with PROGRESS.waiting():
             dist.all_gather(speeds, local)
     else:
         speeds = [local]
-    return grouped([float(speed) for speed in speeds], _SAME_SPEED_RATIO[device.type])
+    return [float(speed) for speed in speeds]
 
 
 def grouped(speeds: Sequence[float], ratio: float) -> tuple[float, ...]:
@@ -40,13 +52,13 @@ def grouped(speeds: Sequence[float], ratio: float) -> tuple[float, ...]:
     return tuple(max(1 / MAX_SPEED, round(speed, 3)) for speed in nearest)
 
 
-def _seconds(device: torch.device) -> float:
-    """Return the shortest time of several runs of the same matrix multiplications, to exclude other load.
+def _seconds(device: torch.device, now: Callable[[], float]) -> float:
+    """Return the shortest time of several runs of the same matrix multiplications, to exclude what else runs briefly.
 
     GPUs compute in float16, which is as fast as bfloat16 and not emulated on any of them.
     """
     size, dtype = (4096, torch.float16) if device.type == "cuda" else (512, torch.float32)
-    matrix, times, now = torch.ones(size, size, device=device, dtype=dtype), [], clock(device)
+    matrix, times = torch.ones(size, size, device=device, dtype=dtype), list[float]()
     for _ in range(_TRIES):
         synchronize(device)
         start = now()

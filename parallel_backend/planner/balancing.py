@@ -22,15 +22,19 @@ def by_speed(layout: ParallelLayout, hardware: Hardware) -> ParallelLayout | Non
     if layout.shares_row == 1 or layout.adapts:
         return None
     layers, attention = (_relative(layout, hardware, speed) for speed in (_layers, _attention))
-    equal = _EQUAL_CORES if hardware.cores else _EQUAL
     for attends in (attention if attention != layers else (), ()):
-        if min(*layers, *attends) > equal:
+        if min(*layers, *attends) > equal_above(hardware):
             continue
         try:
             return replace(layout, balance=layers, attention_balance=attends)
         except InvalidRequest:  # speeds too far apart, or no heads to share
             continue
     return None
+
+
+def equal_above(hardware: Hardware) -> float:
+    """Return the relative speed above which a device of this hardware counts as fast as the fastest."""
+    return _EQUAL_CORES if hardware.cores else _EQUAL
 
 
 def _relative(layout: ParallelLayout, hardware: Hardware, speed: Speed) -> tuple[float, ...]:

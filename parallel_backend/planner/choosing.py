@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,8 +26,9 @@ from . import measured, models, probe, record
 from .hardware.description import Hardware, parse, text
 from .planning import plan as planned
 from .planning import rivals
-from .reasons import tried
+from .reasons import slowed, tried
 from .request import Prompt, of_plan
+from .slowdown import Watch, as_now
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +59,14 @@ class _Made:
         hardware: on which machine.
         layouts: the choice, and those that may be as fast.
         reason: of the choice, in a sentence.
+        lasts: whether the machine is as it was measured, so that what is tried on it is worth keeping on disk.
     """
 
     prompt: Prompt
     hardware: Hardware
     layouts: tuple[ParallelLayout, ...]
     reason: str
+    lasts: bool = True
 
 
 class Chooser:
@@ -71,10 +74,11 @@ class Chooser:
 
     Args:
         folder: of the measurements; the user's by default.
+        watch: notices ranks that have become slower or faster since.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None = None, watch: Watch | None = None) -> None:
+        self._folder, self._watch = folder, watch or Watch()
         self._plans: dict[Hashable, _Made] = {}
         self._works: dict[Hashable, Planned] = {}
 
@@ -94,12 +98,13 @@ class Chooser:
             InvalidRequest: the mode is none, or the request fits in no layout. On every rank alike.
         """
         sizes = str([dict(each) for each in plan.latents])
-        key = model.identity, model.stamp, model.mode, model.compile, components.dtype, sizes, plan.samples, plan.guided
+        asked = model.identity, model.stamp, model.mode, model.compile
+        key: Hashable = (*asked, components.dtype, sizes, plan.samples, plan.guided)
         if key not in self._plans:
             with PROGRESS.phase("planning"):
                 _keep(self._plans, key, self._plan(plan, model, components, shapes, world))
             log.info("planned: %s", self._plans[key].reason)
-        made = self._plans[key]
+        key, made = self._as_now(key, self._plans[key], model, world, components.device)
         if len(made.layouts) == 1 or len(set(plan.variants)) > 1:  # branches that differ are no batch, as most are
             return Planned(layout=made.layouts[0], reason=made.reason)
         tokens = tuple(tuple(extent.streams.items()) for extent in plan.extents)
@@ -117,18 +122,31 @@ class Chooser:
             plan, models.of(components.checkpoint), shapes, steps=_STEPS, dtype=components.dtype,
             compiled=model.compile != "off",
         )  # fmt: skip
-        hardware = self._hardware(prompt, model, world, components.device)
-        said = _said(prompt, hardware, model) if world.index == 0 else None
-        said = msgspec.json.decode(gather_texts(msgspec.json.encode(said).decode(), world)[0], type=_Said)
-        if not said.layouts:
-            raise InvalidRequest(said.reason)
-        layouts = tuple(map(ParallelLayout.parse, said.layouts))
-        return _Made(prompt=prompt, hardware=hardware, layouts=layouts, reason=said.reason)
+        return _agreed(prompt, self._hardware(prompt, model, world, components.device), model, world)
+
+    def _as_now(
+        self, key: Hashable, made: _Made, model: ModelSpec, world: Axis, device: torch.device
+    ) -> tuple[Hashable, _Made]:
+        """Return the plan for ranks that compute as fast as they do now, and its key. Collective over the world.
+
+        What other programs do for a while is no reason to read weights anew, so layouts that split them stay, and are
+        not chosen.
+        """
+        speeds = self._watch.speeds(made.hardware, world, device)
+        if min(speeds) == 1 or made.layouts[0].splits_weights:
+            return key, made
+        now = key, speeds
+        if now not in self._plans:
+            found = _agreed(made.prompt, as_now(made.hardware, speeds), model, world, whole=True)
+            _keep(self._plans, now, replace(found, reason=f"{slowed(speeds)}: {found.reason}", lasts=False))
+            log.info("planned: %s", self._plans[now].reason)
+        return now, self._plans[now]
 
     def _begun(self, work: Hashable, made: _Made, model: ModelSpec, world: Axis) -> Planned:
         """Begin to try layouts, or take what earlier processes have found. Collective over the world."""
-        kept = _Kept(made, model, self._folder or record.folder(), world.size)
-        said = msgspec.json.encode(kept.times() if world.index == 0 else {}).decode()
+        keeps = world.index == 0 and made.lasts
+        kept = _Kept(made, model, self._folder or record.folder(), world.size) if keeps else None
+        said = msgspec.json.encode(kept.times() if kept else {}).decode()
         times = msgspec.json.decode(gather_texts(said, world)[0], type=dict[str, float | None])
         first, *others = made.layouts
         layouts = [first, *(each for each in others if times.get(str(each), 0) is not None)]
@@ -138,7 +156,7 @@ class Chooser:
             return Planned(layout=layout, reason=tried(layout, known))
         if made.prompt.loop:  # the ranks' own loop keeps its layout
             return Planned(layout=first, reason=made.reason)
-        notes = _Notes(kept if world.index == 0 else None, lambda found: _keep(self._works, work, found))
+        notes = _Notes(kept, lambda found: _keep(self._works, work, found))
         return Planned(layout=first, reason=made.reason, trial=lambda: LayoutTrial(layouts, known, notes))
 
     def _hardware(self, prompt: Prompt, model: ModelSpec, world: Axis, device: torch.device) -> Hardware:
@@ -156,6 +174,7 @@ class Chooser:
         if known.startswith("{"):
             return parse(known.encode(), "the measurement of this machine")
         hardware = probe.measure(_request(prompt, model, tuple(known.split(_APART))), world, device)
+        self._watch.note(hardware.paces)
         if world.index == 0 and (note := record.write(path, facts, hardware)):
             log.warning("%s", note)
         return hardware
@@ -219,10 +238,27 @@ def _keep(kept: dict[Hashable, T], key: Hashable, value: T) -> None:
     kept[key] = value
 
 
-def _said(prompt: Prompt, hardware: Hardware, model: ModelSpec) -> _Said:
+def _agreed(prompt: Prompt, hardware: Hardware, model: ModelSpec, world: Axis, *, whole: bool = False) -> _Made:
+    """Plan on rank 0, and let all ranks know. Collective over the world.
+
+    Args:
+        whole: whether to leave out layouts that split weights.
+
+    Raises:
+        InvalidRequest: the mode is none, or the request fits in no layout. On every rank alike.
+    """
+    said = _said(prompt, hardware, model, whole) if world.index == 0 else None
+    said = msgspec.json.decode(gather_texts(msgspec.json.encode(said).decode(), world)[0], type=_Said)
+    if not said.layouts:
+        raise InvalidRequest(said.reason)
+    layouts = tuple(map(ParallelLayout.parse, said.layouts))
+    return _Made(prompt=prompt, hardware=hardware, layouts=layouts, reason=said.reason)
+
+
+def _said(prompt: Prompt, hardware: Hardware, model: ModelSpec, whole: bool) -> _Said:
     """Plan a request on rank 0."""
     try:
-        made = planned(prompt, hardware, mode=model.mode)
+        made = planned(prompt, hardware, mode=model.mode, whole=whole)
     except InvalidRequest as refusal:
         return _Said(reason=str(refusal))
     # Compiling for another layout takes longer than it saves.

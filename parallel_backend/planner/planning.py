@@ -46,8 +46,11 @@ class Plan:
     reason: str
 
 
-def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO) -> Plan:
+def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO, whole: bool = False) -> Plan:
     """Predict every layout for a prompt on a machine, and choose one.
+
+    Args:
+        whole: whether to leave out layouts that split weights.
 
     Raises:
         InvalidRequest: the mode is none, or the prompt fits in no layout. The message names what would work.
@@ -56,7 +59,8 @@ def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO) -> Plan:
         raise InvalidRequest(f"mode {mode!r} does not exist; choose one of {', '.join(MODES)}")
     rule = rule_prediction(prompt, hardware)
     approximate = mode == APPROXIMATE and prompt.loop  # single calls are exact, and no faster
-    found = [predict(prompt, layout, hardware) for layout in layouts(prompt, hardware, approximate=approximate)]
+    every = layouts(prompt, hardware, approximate=approximate)
+    found = [predict(prompt, layout, hardware) for layout in every if not (whole and layout.splits_weights)]
     key = _order(mode, found)
     ordered = sorted(found, key=lambda each: (not each.room.fits, key(each), each.layout.ranks))
     fitting = [each for each in ordered if each.room.fits]

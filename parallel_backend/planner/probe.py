@@ -17,6 +17,7 @@ from ..attention.kernels import KERNELS
 from ..attention.routing import Route, routed
 from ..distributed.collectives import agree, gather_texts, start_all_to_all, wait_all
 from ..distributed.mesh import Axis
+from ..distributed.rank_speeds import paces
 from ..errors import InvalidRequest
 from ..families.modules import module_class_of
 from ..families.registry import family_of
@@ -92,12 +93,12 @@ def measure(request: ProbeRequest, world: Axis, device: torch.device) -> Hardwar
     dtype: torch.dtype = getattr(torch, request.dtype)
     with PROGRESS.phase("measuring the machine"):
         mine = _device(request, world, device, dtype)
-        links = _links(request, world, device, dtype)
+        links, now = _links(request, world, device, dtype), paces(device, world.size)
         launch, streaming = _launch(device), _streaming(device)
     described = [msgspec.json.decode(each.encode(), type=Device) for each in gather_texts(_json(mine), world)]
     hardware = Hardware(
         name=request.name, devices=tuple(described), links=links, hosts=request.hosts, launch=launch,
-        streaming=streaming, host_memory=float(room_on(torch.device("cpu"), 0).free),
+        streaming=streaming, host_memory=float(room_on(torch.device("cpu"), 0).free), paces=now,
     )  # fmt: skip
     return parse(gather_texts(text(hardware).decode(), world)[0].encode(), "what rank 0 has measured")
 

@@ -64,6 +64,12 @@ def tried(layout: ParallelLayout, seconds: Mapping[ParallelLayout, float]) -> st
     return f"{words}; tried in the first steps, {', '.join(others)}" if others else words
 
 
+def slowed(speeds: Sequence[float]) -> str:
+    """Return which ranks compute slower than when they were measured, in words."""
+    slow = [f"rank {rank} is now at {_percent(speed)}" for rank, speed in enumerate(speeds) if speed < 1]
+    return f"relative to the others, {' and '.join(slow)} of the speed that was measured"
+
+
 def seconds_text(seconds: float) -> str:
     """Return a time in words."""
     if seconds >= 100:

@@ -17,7 +17,7 @@ from ..version import version
 from .hardware.description import MAX_FILE, Hardware
 from .request import Prompt
 
-_FORM = 2
+_FORM = 3
 _CACHES = "XDG_CACHE_HOME"
 
 

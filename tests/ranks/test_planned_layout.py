@@ -45,11 +45,12 @@ def test_two_ranks_measure_once_and_agree(tmp_path, caches):
     assert (again - planned).abs().max() == 0
 
 
-def with_fast_links(path, second=1.0):
+def with_fast_links(path, second=1.0, faster=None):
     """Let a kept measurement say that a rank needs half of the time for half of the work, and exchanges none.
 
     Args:
         second: the second rank's speed.
+        faster: by how much the first rank has become faster since then; None to let nobody look at that.
     """
     facts = record.facts_of(DEVICES)
     measured = record.read(path, facts).hardware
@@ -59,7 +60,8 @@ def with_fast_links(path, second=1.0):
         for each, speed in zip(measured.devices, (1.0, second), strict=True)
     )
     links = (Link(devices=(0, 1), bandwidth=1e15, latency=1e-9),)
-    assert not record.write(path, facts, replace(measured, devices=devices, links=links, launch=0.0))
+    paces = (measured.paces[0] / faster, measured.paces[1]) if faster else ()
+    assert not record.write(path, facts, replace(measured, devices=devices, links=links, launch=0.0, paces=paces))
 
 
 def test_the_fastest_stays_of_those_that_are_tried_in_the_first_steps(tmp_path, caches):
@@ -97,7 +99,12 @@ def test_the_fastest_stays_of_those_that_are_tried_in_the_first_steps(tmp_path, 
     assert len(tried) > 1
 
 
-def test_a_slower_rank_gets_less(tmp_path, caches):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"second": 0.5}, "balance=1:0.5"), ({"faster": 4.0}, "relative to the others, rank 1 is now at")],
+)
+def test_a_slower_rank_gets_less(tmp_path, caches, change, said):
+    """It is measured as slower, or has become slower than it was when it was measured."""
     path = examples.write_checkpoint(tmp_path / "model", examples.module(WAN, "t2v"))
     inputs = examples.branches([examples.inputs(WAN, "t2v", batch=1)])
     notes: list[str] = []
@@ -110,7 +117,7 @@ def test_a_slower_rank_gets_less(tmp_path, caches):
     with temporary_backend(tmp_path) as client:
         call(client, mode="fit memory")
         (path_of_record,) = caches.glob("*.json")
-        with_fast_links(path_of_record, second=0.5)
+        with_fast_links(path_of_record, **change)
         planned, one = call(client, mode="fastest"), call(client, layout=ParallelLayout())
-    assert any("balance=1:0.5" in note and "gives slower devices less" in note for note in notes)
+    assert any(said in note and "balance=1:0." in note and "gives slower devices less" in note for note in notes)
     assert (planned - one).abs().max() <= 1e-5 * one.abs().max()

@@ -89,6 +89,7 @@ class Hardware:
         streaming: bytes a second that reach one device from its host's memory.
         files: bytes a second that a host reads from its page cache.
         host_memory: free bytes of a host's memory, from which blocks may stream.
+        paces: how often a second each device computed something when all this was measured; empty if nobody noted it.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Hardware:
     streaming: float = 20e9
     files: float = 2e9
     host_memory: float = 64e9
+    paces: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.devices)
@@ -111,6 +113,10 @@ class Hardware:
                 raise InvalidRequest(f"{field}={getattr(self, field)} of {self.name}: at least 0 would work")
         if self.hosts and (sum(self.hosts) != count or min(self.hosts) < 1):
             raise InvalidRequest(f"the hosts of {self.name} have {list(self.hosts)} devices, and there are {count}")
+        if self.paces and len(self.paces) != count:
+            raise InvalidRequest(f"{self.name} has {len(self.paces)} paces: one for each of {count} devices would work")
+        for pace in self.paces:
+            _check_positive(f"a pace of {self.name}", pace)
         self._check_links()
 
     def _check_links(self) -> None:
@@ -150,7 +156,7 @@ class Hardware:
         return Hardware(
             name=self.name, devices=self.devices[:count], links=tuple(link for link in links if link),
             hosts=tuple(sizes) if self.hosts else (), launch=self.launch, streaming=self.streaming, files=self.files,
-            host_memory=self.host_memory,
+            host_memory=self.host_memory, paces=self.paces[:count],
         )  # fmt: skip
 
 

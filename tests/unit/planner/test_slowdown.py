@@ -1,0 +1,139 @@
+"""Ranks that have become slower since they were measured: when that is looked at, and what follows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from parallel_backend.distributed.mesh import Axis
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.planner import choosing, slowdown
+from parallel_backend.planner.choosing import Chooser
+from parallel_backend.planner.hardware import shipped
+from parallel_backend.planner.hardware.description import Hardware, Link
+from parallel_backend.planner.models import find
+from parallel_backend.planner.planning import plan
+from parallel_backend.planner.request import prompt
+from parallel_backend.planner.slowdown import EVERY, Watch, as_now, relative
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
+
+WORLD = Axis(name="all", group=None, ranks=(0, 1), index=0, gloo=True)
+CARD = shipped.card("RTX 4090")
+PAIR = Hardware(
+    name="two cards", devices=(CARD, CARD), links=(Link(devices=(0, 1), bandwidth=1e12, latency=1e-9),), paces=(50, 40)
+)
+MODEL = ModelSpec(path="/", stamp="1", mode="fastest", devices=Devices(kind="cuda", indices=(0, 1)))
+
+
+class Ranks:
+    """Stand for two ranks and a clock."""
+
+    def __init__(self, *paces):
+        self.paces, self.measured, self.now = list(paces), 0, 0.0
+
+    def measure(self, device, world_size):
+        self.measured += 1
+        return self.paces.pop(0) if len(self.paces) > 1 else self.paces[0]
+
+    def watch(self):
+        return Watch(self.measure, lambda: self.now)
+
+
+@pytest.fixture(autouse=True)
+def rank_0_decides(monkeypatch):
+    monkeypatch.setattr(slowdown, "agree", lambda value, axis: value)
+
+
+def speeds(watch, hardware=PAIR):
+    return watch.speeds(hardware, WORLD, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("paces", "launch", "expected"),
+    [
+        ((50, 40), 6e-6, (1, 1)),
+        ((50, 36), 6e-6, (1, 1)),  # within what measurements vary by
+        ((25, 20), 6e-6, (1, 1)),  # all alike
+        ((50, 20), 6e-6, (1, 0.5)),
+        ((50, 80), 6e-6, (0.5, 1)),  # it was slow when it was measured
+        ((50, 1), 6e-6, (1, 0.1)),
+        ((50, 28), 6e-6, (1, 0.7)),
+        ((50, 28), 0.0, (1, 1)),  # cores vary by more
+    ],
+)
+def test_speeds_are_relative_to_what_was_measured(paces, launch, expected):
+    assert relative(replace(PAIR, launch=launch), paces) == expected
+
+
+def test_it_measures_once_in_a_while():
+    ranks = Ranks((50, 40))
+    watch = ranks.watch()
+    assert [speeds(watch) for _ in range(3)] == [(1, 1)] * 3
+    assert ranks.measured == 1
+    ranks.now = EVERY + 1
+    ranks.paces = [(50, 20)]
+    assert speeds(watch) == (1, 0.5)
+    assert ranks.measured == 3  # a difference is measured twice
+
+
+def test_a_gpu_that_has_rested_is_not_slow():
+    assert speeds(Ranks((50, 20), (50, 40)).watch()) == (1, 1)
+
+
+def test_what_a_probe_has_just_found_is_not_measured_again():
+    ranks = Ranks((50, 20))
+    watch = ranks.watch()
+    watch.note((50, 40))
+    assert speeds(watch) == (1, 1)
+    assert ranks.measured == 0
+
+
+def test_without_paces_nothing_is_measured():
+    ranks = Ranks((50, 20))
+    assert speeds(ranks.watch(), replace(PAIR, paces=())) == (1, 1)
+    assert ranks.measured == 0
+
+
+def test_the_slower_device_is_planned_as_such():
+    asked = prompt(find("wan2.1-t2v-1.3b"), "480x480x17")
+    assert not plan(asked, PAIR).chosen.layout.balance
+    assert plan(asked, as_now(PAIR, (1, 0.5))).chosen.layout.balance == (1, 0.5)
+    assert not plan(asked, as_now(PAIR, (1, 0.1)), whole=True).chosen.layout.splits_weights
+    curves = replace(CARD, layers=((1.0, 2.0),), attends=((1e9, 1.0),))
+    slow = as_now(replace(PAIR, devices=(curves, curves)), (1, 0.5)).devices[1]
+    assert (slow.layers, slow.attends) == (((1.0, 4.0),), ((1e9, 2.0),))
+
+
+@pytest.fixture
+def chosen(tmp_path, monkeypatch):
+    """Return the plan for two ranks whose pace may have changed, with its key and the one from before."""
+    monkeypatch.setattr(choosing, "gather_texts", lambda text, axis: [text])
+
+    def found(paces):
+        made = choosing._agreed(prompt(find("wan2.1-t2v-1.3b"), "480x480x17"), PAIR, MODEL, WORLD)
+        chooser = Chooser(tmp_path, Ranks(paces).watch())
+        return made, *chooser._as_now("key", made, MODEL, WORLD, torch.device("cpu"))
+
+    return found
+
+
+def test_a_slower_rank_changes_the_plan_and_the_reason_says_so(chosen):
+    made, key, now = chosen((50, 20))
+    assert key == ("key", (1, 0.5))
+    assert now.layouts[0].balance == (1, 0.5)
+    assert now.reason.startswith("relative to the others, rank 1 is now at 50 % of the speed that was measured: ")
+    assert made.lasts
+    assert not now.lasts
+
+
+def test_a_plan_stays_while_the_ranks_are_as_fast(chosen):
+    made, key, now = chosen((50, 40))
+    assert (key, now) == ("key", made)
+
+
+def test_layouts_that_split_weights_stay(chosen, monkeypatch):
+    one = ParallelLayout(tensor=2)
+    agreed = choosing._agreed
+    monkeypatch.setattr(choosing, "_agreed", lambda *given, **more: replace(agreed(*given, **more), layouts=(one,)))
+    made, key, now = chosen((50, 20))
+    assert (key, now) == ("key", made)
