@@ -47,12 +47,16 @@ class LabEngine(Engine):
     ) -> dict[str, Tensor]:
         """Carry out one request, see ``Engine.handle``.
 
-        ``Trial`` also knows ``echo``. A rank with a handicap takes longer for the blocks of a transformer, and for all
-        of a ``Decode`` or ``Encode`` that does not count bytes. One that does also returns ``grown_bytes`` ``[ranks]``
-        int64, by how much each rank's peak memory exceeds its memory before; pixels are not clamped.
+        ``Trial`` also knows ``echo``. A rank with a handicap takes longer for the blocks of a transformer, for a
+        probe, and for all of a ``Decode`` or ``Encode`` that does not count bytes. One that does also returns
+        ``grown_bytes`` ``[ranks]`` int64, by how much each rank's peak memory exceeds its memory before; pixels are not
+        clamped.
         """
         if isinstance(message, Trial) and message.name == ECHO:
             return echo(message, tensors, report)
+        if isinstance(message, Trial):  # a probe finds a slower rank
+            with slowed(handicap(self.rank), self.device):
+                return super().handle(message, metas, tensors, report=report, cancelled=cancelled)
         if not isinstance(message, Decode | Encode):
             return super().handle(message, metas, tensors, report=report, cancelled=cancelled, next_step=next_step)
         if message.measure != "bytes":

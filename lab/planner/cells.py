@@ -9,11 +9,12 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from lab.bench.ranks.cases import Case, write_model
 from lab.bench.results import print_results
 from parallel_backend.client.client import Client
 from parallel_backend.client.devices import choose_devices
@@ -29,6 +30,9 @@ from parallel_backend.planner.request import Prompt
 from parallel_backend.protocol.messages import Forward
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.verify import examples
+
+from . import machines
+from .machines import Machine
 
 FAMILIES = ("flux", "wan", "latte")
 """Families whose small models are timed, by the names of ``lab bench``."""
@@ -106,6 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", action="append", type=int, metavar="N", help=f"repeatable (default: {SIZES})")
     parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default %(default)s)")
     parser.add_argument("--guidance", action="store_true", help="two branches")
+    parser.add_argument("--batch", type=int, default=1, help="samples (default %(default)s)")
+    machines.add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="forwards of each layout (default %(default)s)")
     parser.add_argument("--devices", metavar="LIST", help="devices of the ranks")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -113,13 +119,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Time what the options ask for; return the exit status."""
-    if options.rounds < 1:
-        raise InvalidRequest(f"--rounds {options.rounds}: at least one is needed")
+    for name in ("rounds", "batch"):
+        if getattr(options, name) < 1:
+            raise InvalidRequest(f"--{name} {getattr(options, name)}: at least 1 is needed")
+    machine = machines.of(options)
     devices = choose_devices(options.devices, {f"--ranks {options.ranks}": options.ranks})
     sizes = options.tokens or SIZES
     return print_results(
         (
-            timed(family, tokens, devices, guided=options.guidance, rounds=options.rounds)
+            timed(
+                Case(family=family, tokens=tokens, text_tokens=_TEXT, branches=options.batch),
+                devices,
+                machine,
+                guided=options.guidance,
+                rounds=options.rounds,
+            )
             for family in options.family or FAMILIES
             for tokens in sizes
         ),
@@ -127,18 +141,25 @@ def run(options: argparse.Namespace) -> int:
     )
 
 
-def timed(family: str, tokens: int, devices: Devices, *, guided: bool, rounds: int) -> Cells:
-    """Probe, predict and time all layouts of a family's small model."""
-    from lab.bench.ranks.cases import Case, write_model
+def timed(case: Case, devices: Devices, machine: Machine, *, guided: bool, rounds: int) -> Cells:
+    """Probe, predict and time all layouts of a family's small model that fit.
 
-    case = Case(family=family, tokens=tokens, text_tokens=_TEXT, branches=1)
+    Args:
+        case: model and size. Its branches are samples here.
+        devices: of the ranks.
+        machine: what is different here.
+        guided: whether there are two branches.
+        rounds: forwards of each layout.
+    """
     inputs = [dict(case.inputs()) for _ in range(2 if guided else 1)]
-    with tempfile.TemporaryDirectory(prefix="plan-cells-") as scratch:
-        path = write_model(Path(scratch) / "model", family)
+    with tempfile.TemporaryDirectory(prefix="plan-cells-") as name:
+        scratch = Path(name)
+        path = write_model(scratch / "model", case.family)
         asked = _prompt(of_checkpoint(path), inputs[0], guided=guided)
-        with temporary_backend(Path(scratch)) as client:
+        with machine.made(len(devices.indices), scratch), temporary_backend(scratch) as client:
             hardware = measured.measure(client, devices, asked, record.facts_of(devices).devices)
             predictions = [predict(asked, layout, hardware) for layout in layouts(asked, hardware)]
+            predictions = [each for each in predictions if each.room.fits]
             seconds = _seconds(client, path, devices, [each.layout for each in predictions], inputs, rounds)
     rule = rule_prediction(asked, hardware)
     ordered = sorted(predictions, key=lambda each: each.sampling)
@@ -146,7 +167,9 @@ def timed(family: str, tokens: int, devices: Devices, *, guided: bool, rounds: i
         Cell(layout=str(each.layout), predicted=each.sampling, measured=taken)
         for each, taken in zip(predictions, seconds, strict=True)
     )
-    what = f"{case}{', two branches' if guided else ''} on {len(devices.indices)} ranks"
+    samples = f", {asked.samples} samples" if asked.samples > 1 else ""
+    branches = ", two branches" if guided else ""
+    what = f"{replace(case, branches=1)}{samples}{branches} on {len(devices.indices)} ranks{machine}"
     return Cells(what=what, cells=cells, chosen=_name(choose(ordered, rule, "auto")), rule=_name(rule))
 
 
@@ -158,9 +181,9 @@ def _prompt(model: Model, inputs: dict[str, torch.Tensor], *, guided: bool) -> P
     """Return the prompt of one forward with these inputs."""
     prompt = Prompt(
         model=model, size=tuple(inputs["hidden_states"].shape[2:]), steps=1, guided=guided, dtype=torch.float32,
-        loop=False,
+        samples=len(inputs["hidden_states"]), loop=False,
     )  # fmt: skip
-    prompt.__dict__["shapes"] = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
+    prompt.__dict__["shapes"] = {name: (1, *tensor.shape[1:]) for name, tensor in inputs.items()}
     return prompt
 
 

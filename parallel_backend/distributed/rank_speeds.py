@@ -1,5 +1,6 @@
 """Relative speeds of the ranks, so that unequal devices get shares of the work that finish at the same time."""
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -8,8 +9,11 @@ import torch.distributed as dist
 
 from ..layout.balance import MAX_SPEED
 from ..progress import PROGRESS
+from .device_memory import ran_out
 
 _TRIES = 7
+_WHILE = 0.2
+"""Seconds: longer than the slices of time that programs get on one GPU, and enough to wake it."""
 _SAME_SPEED_RATIO = {"cuda": 1.15, "cpu": 1.6}
 """Ratio up to which two speeds count as equal, by device type.
 
@@ -20,20 +24,26 @@ runs beside it.
 
 def measure(device: torch.device, world_size: int) -> tuple[float, ...]:
     """Measure the relative speed of every rank; the fastest is 1. The same on all ranks; collective over the world."""
-    return grouped(_of_all(_seconds(device, clock(device)), world_size), _SAME_SPEED_RATIO[device.type])
+    return grouped(_of_all(1.0 / _shortest_seconds(device), world_size), _SAME_SPEED_RATIO[device.type])
 
 
 def paces(device: torch.device, world_size: int) -> tuple[float, ...]:
     """Return how often a second every rank computes something now, beside what else its device computes.
 
-    The same on all ranks; collective over the world.
+    A rank whose device has no room for that has 0. The same on all ranks; collective over the world.
     """
-    return tuple(_of_all(_seconds(device, time.perf_counter), world_size))
+    try:
+        pace = 1.0 / _usual_seconds(device)
+    except RuntimeError as error:
+        if not ran_out(error):
+            raise
+        pace = 0.0  # not raised, since the other ranks wait
+    return tuple(_of_all(pace, world_size))
 
 
-def _of_all(seconds: float, world_size: int) -> list[float]:
+def _of_all(speed: float, world_size: int) -> list[float]:
     speeds = [torch.zeros(1, dtype=torch.float64) for _ in range(world_size)]
-    local = torch.tensor([1.0 / seconds], dtype=torch.float64)
+    local = torch.tensor([speed], dtype=torch.float64)
     if world_size > 1:
         with PROGRESS.waiting():
             dist.all_gather(speeds, local)
@@ -52,21 +62,39 @@ def grouped(speeds: Sequence[float], ratio: float) -> tuple[float, ...]:
     return tuple(max(1 / MAX_SPEED, round(speed, 3)) for speed in nearest)
 
 
-def _seconds(device: torch.device, now: Callable[[], float]) -> float:
-    """Return the shortest time of several runs of the same matrix multiplications, to exclude what else runs briefly.
+def _shortest_seconds(device: torch.device) -> float:
+    """Return the shortest time of several runs of the same matrix multiplications, to exclude other load."""
+    multiply = _multiplying(device, clock(device))
+    times = [multiply() for _ in range(_TRIES)]
+    return min(times[1:])  # the first run is a warm-up
+
+
+def _usual_seconds(device: torch.device) -> float:
+    """Return the median time of the same, in the second half of a while: a device that has rested is slow at first."""
+    multiply, times, end = _multiplying(device, time.perf_counter), list[float](), time.perf_counter() + _WHILE
+    while time.perf_counter() < end or len(times) < _TRIES:
+        times.append(multiply())
+    return statistics.median(times[len(times) // 2 :])
+
+
+def _multiplying(device: torch.device, now: Callable[[], float]) -> Callable[[], float]:
+    """Return what multiplies matrices, and returns the seconds.
 
     GPUs compute in float16, which is as fast as bfloat16 and not emulated on any of them.
     """
     size, dtype = (4096, torch.float16) if device.type == "cuda" else (512, torch.float32)
-    matrix, times = torch.ones(size, size, device=device, dtype=dtype), list[float]()
-    for _ in range(_TRIES):
+    ones = torch.ones(size, size, device=device, dtype=dtype)
+
+    def multiply() -> float:
+        matrix = ones
         synchronize(device)
         start = now()
         for _ in range(4):
-            matrix = matrix @ matrix / size
+            matrix = matrix @ ones / size
         synchronize(device)
-        times.append(now() - start)
-    return min(times[1:])  # the first run is a warm-up
+        return now() - start
+
+    return multiply
 
 
 def clock(device: torch.device) -> Callable[[], float]:

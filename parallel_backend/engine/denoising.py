@@ -1,6 +1,8 @@
 """The denoiser's part of a request: check it, load what is missing, and run one forward or a whole step loop."""
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -68,6 +70,7 @@ class Denoising:
         self._trial: LayoutTrial | None = None
         self._next: Tensors | None = None
         self._stays = False
+        self._holds_until = math.inf
         message = request.message
         self._cached = CachedRun(message.cache) if isinstance(message, Forward) and message.cache else None
 
@@ -84,6 +87,10 @@ class Denoising:
 
     def _fits(self, tensors: Mapping[str, Tensor]) -> bool:
         return self._arranged is None or not self._arranged.denoiser.experts.needs_both(tensors)
+
+    def outdated(self, request: ActiveRequest[Forward]) -> bool:
+        """Whether a request that repeats this one begins a prompt for which the layout should be planned again."""
+        return time.monotonic() > self._holds_until and request.message.origin != self.request.message.origin
 
     def repeat(self, request: ActiveRequest[Forward]) -> Tensors:
         """Run a ``Forward`` that differs in latent and timestep alone. Its tensors are finite."""
@@ -218,6 +225,7 @@ class Denoising:
         planned = by_planner(self.planner, plan, self.request, self.components, world)
         if planned is None:
             return fit(plan, self.components, message.model, self.agreements, adapt=message.adapt)
+        self._holds_until = time.monotonic() + planned.holds
         if planned.trial and isinstance(message, Forward) and not message.cache:  # which computes all steps
             self._trial = planned.trial()
         return replace(plan, layout=planned.layout)

@@ -162,7 +162,7 @@ class Engine:
             InvalidRequest: a tensor holds NaN or infinity.
         """
         run, bad = self._runs.get(key), request.first_not_finite()
-        can = run is not None and run.fits(request)
+        can = run is not None and run.fits(request) and not run.outdated(request)
         agreed = lowest(_NOT_FINITE if bad >= 0 and can else _REPEATS if can else _ANEW, self._agreements.world)
         if agreed == _NOT_FINITE:
             raise request.not_finite(max(0, bad))

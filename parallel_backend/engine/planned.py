@@ -1,6 +1,7 @@
 """What a planner above the engine says of a request: its layout, and why."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,19 +23,22 @@ class Planned:
 
     Attributes:
         trial: begins to try layouts in a run, if the prediction alone does not tell them apart.
+        holds: seconds after which another prompt asks again.
     """
 
     layout: ParallelLayout
     reason: str
     trial: Callable[[], LayoutTrial] | None = None
+    holds: float = math.inf
 
 
 class Planner(Protocol):
     """Chooses layouts. All ranks of the world call it together."""
 
     def __call__(
-        self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis, /
-    ) -> Planned: ...
+        self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis,
+        asker: Hashable, /,
+    ) -> Planned: ...  # fmt: skip
 
 
 def by_planner(
@@ -50,6 +54,7 @@ def by_planner(
     branches, _ = split_names({meta.name: meta.shape for meta in request.metas}, plan.branches)
     latents = {name: (plan.samples[0], *shape) for name, shape in plan.latents[0].items()}
     request.report(Progress(phase="planning", value=0, total=1), {})
-    found = planner(plan, model, components, {**branches[0], **latents, TIMESTEP: (plan.samples[0],)}, world)
+    shapes = {**branches[0], **latents, TIMESTEP: (plan.samples[0],)}
+    found = planner(plan, model, components, shapes, world, request.message.origin)
     request.report(Progress(phase="planning", value=1, total=1, note=found.reason), {})
     return None if is_refused(found.layout, plan.workload()) else found

@@ -26,9 +26,9 @@ from . import measured, models, probe, record
 from .hardware.description import Hardware, parse, text
 from .planning import plan as planned
 from .planning import rivals
-from .reasons import slowed, tried
+from .reasons import changed, tried
 from .request import Prompt, of_plan
-from .slowdown import Watch, as_now
+from .slowdown import EVERY, Watch, as_now
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +59,15 @@ class _Made:
         hardware: on which machine.
         layouts: the choice, and those that may be as fast.
         reason: of the choice, in a sentence.
-        lasts: whether the machine is as it was measured, so that what is tried on it is worth keeping on disk.
+        changed: how the machine differs from what was measured, for the begin of a sentence; "" if it does not. What is
+            tried on one that differs is not kept on disk.
     """
 
     prompt: Prompt
     hardware: Hardware
     layouts: tuple[ParallelLayout, ...]
     reason: str
-    lasts: bool = True
+    changed: str = ""
 
 
 class Chooser:
@@ -83,8 +84,9 @@ class Chooser:
         self._works: dict[Hashable, Planned] = {}
 
     def __call__(
-        self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis
-    ) -> Planned:
+        self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis,
+        asker: Hashable = None,
+    ) -> Planned:  # fmt: skip
         """Return the layout for a request. Collective over the world, with the same arguments on every rank.
 
         Args:
@@ -93,6 +95,7 @@ class Chooser:
             components: of the model.
             shapes: of the inputs of its first branch.
             world: all ranks.
+            asker: the node that asks. How fast the ranks are is not looked at while it asks again.
 
         Raises:
             InvalidRequest: the mode is none, or the request fits in no layout. On every rank alike.
@@ -100,11 +103,16 @@ class Chooser:
         sizes = str([dict(each) for each in plan.latents])
         asked = model.identity, model.stamp, model.mode, model.compile
         key: Hashable = (*asked, components.dtype, sizes, plan.samples, plan.guided)
-        if key not in self._plans:
-            with PROGRESS.phase("planning"):
+        with PROGRESS.phase("planning"):
+            if key not in self._plans:
                 _keep(self._plans, key, self._plan(plan, model, components, shapes, world))
-            log.info("planned: %s", self._plans[key].reason)
-        key, made = self._as_now(key, self._plans[key], model, world, components.device)
+                log.info("planned: %s", self._plans[key].reason)
+            self._plans[key] = made = self._plans.pop(key)  # the last one to leave
+            key, made = self._as_now(key, made, model, world, components.device, asker)
+        return replace(self._tried(key, made, plan, model, world), holds=EVERY)
+
+    def _tried(self, key: Hashable, made: _Made, plan: DenoisingPlan, model: ModelSpec, world: Axis) -> Planned:
+        """Return the layout that has been found by trying, or begin to try. Collective over the world."""
         if len(made.layouts) == 1 or len(set(plan.variants)) > 1:  # branches that differ are no batch, as most are
             return Planned(layout=made.layouts[0], reason=made.reason)
         tokens = tuple(tuple(extent.streams.items()) for extent in plan.extents)
@@ -125,26 +133,33 @@ class Chooser:
         return _agreed(prompt, self._hardware(prompt, model, world, components.device), model, world)
 
     def _as_now(
-        self, key: Hashable, made: _Made, model: ModelSpec, world: Axis, device: torch.device
+        self, key: Hashable, made: _Made, model: ModelSpec, world: Axis, device: torch.device, asker: Hashable
     ) -> tuple[Hashable, _Made]:
         """Return the plan for ranks that compute as fast as they do now, and its key. Collective over the world.
 
-        What other programs do for a while is no reason to read weights anew, so layouts that split them stay, and are
-        not chosen.
+        What other programs do for a while is no reason to read weights anew, to compile or to compute another picture,
+        so layouts that split weights stay, and so do approximate and compiled ones.
         """
-        speeds = self._watch.speeds(made.hardware, world, device)
-        if min(speeds) == 1 or made.layouts[0].splits_weights:
+        layout = made.layouts[0]
+        if layout.splits_weights or layout.approximation or model.compile != "off":
+            return key, made
+        speeds = self._watch.speeds(made.hardware, world, device, asker)
+        if set(speeds) == {1.0}:
             return key, made
         now = key, speeds
         if now not in self._plans:
-            found = _agreed(made.prompt, as_now(made.hardware, speeds), model, world, whole=True)
-            _keep(self._plans, now, replace(found, reason=f"{slowed(speeds)}: {found.reason}", lasts=False))
+            try:
+                found = _agreed(made.prompt, as_now(made.hardware, speeds), model, world, whole=True)
+            except InvalidRequest:  # only weights that are split fit
+                found = made
+            words = changed(speeds)
+            _keep(self._plans, now, replace(found, reason=f"{words}{found.reason}", changed=words))
             log.info("planned: %s", self._plans[now].reason)
         return now, self._plans[now]
 
     def _begun(self, work: Hashable, made: _Made, model: ModelSpec, world: Axis) -> Planned:
         """Begin to try layouts, or take what earlier processes have found. Collective over the world."""
-        keeps = world.index == 0 and made.lasts
+        keeps = world.index == 0 and not made.changed
         kept = _Kept(made, model, self._folder or record.folder(), world.size) if keeps else None
         said = msgspec.json.encode(kept.times() if kept else {}).decode()
         times = msgspec.json.decode(gather_texts(said, world)[0], type=dict[str, float | None])
@@ -156,7 +171,7 @@ class Chooser:
             return Planned(layout=layout, reason=tried(layout, known))
         if made.prompt.loop:  # the ranks' own loop keeps its layout
             return Planned(layout=first, reason=made.reason)
-        notes = _Notes(kept, lambda found: _keep(self._works, work, found))
+        notes = _Notes(kept, lambda found: _keep(self._works, work, found), made.changed)
         return Planned(layout=first, reason=made.reason, trial=lambda: LayoutTrial(layouts, known, notes))
 
     def _hardware(self, prompt: Prompt, model: ModelSpec, world: Axis, device: torch.device) -> Hardware:
@@ -210,10 +225,10 @@ class _Kept:
 
 
 class _Notes:
-    """Keeps what comes of trials, on disk where there is a ``kept``."""
+    """Keeps what comes of trials, on disk where there is a ``kept``. Reasons begin with ``words``."""
 
-    def __init__(self, kept: _Kept | None, settled: Callable[[Planned], None]) -> None:
-        self._kept, self._settled = kept, settled
+    def __init__(self, kept: _Kept | None, settled: Callable[[Planned], None], words: str) -> None:
+        self._kept, self._settled, self._words = kept, settled, words
         self._trying = ""
 
     def note(self, seconds: Seconds, trying: ParallelLayout | None) -> None:
@@ -225,7 +240,7 @@ class _Notes:
 
     def settle(self, layout: ParallelLayout, seconds: Seconds) -> str:
         """Take a layout from now on."""
-        reason = tried(layout, seconds)
+        reason = f"{self._words}{tried(layout, seconds)}"
         self._settled(Planned(layout=layout, reason=reason))
         self.note(seconds, None)
         return reason

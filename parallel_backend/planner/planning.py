@@ -70,7 +70,7 @@ def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO, whole: bool = 
             f"{prompt.model.name} of this size fits on {hardware.name} in no layout ({best.room.refusal}): make a "
             "smaller or shorter latent, use more devices, or choose a smaller model"
         )
-    chosen = choose(fitting, rule, mode)
+    chosen = fitting[0] if whole and rule.layout.splits_weights else choose(fitting, rule, mode)
     return Plan(
         prompt=prompt, hardware=hardware, predictions=tuple(ordered), chosen=chosen, rule=rule,
         reason=comparison(chosen, rule, fitting, hardware),

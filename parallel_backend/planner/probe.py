@@ -98,7 +98,7 @@ def measure(request: ProbeRequest, world: Axis, device: torch.device) -> Hardwar
     described = [msgspec.json.decode(each.encode(), type=Device) for each in gather_texts(_json(mine), world)]
     hardware = Hardware(
         name=request.name, devices=tuple(described), links=links, hosts=request.hosts, launch=launch,
-        streaming=streaming, host_memory=float(room_on(torch.device("cpu"), 0).free), paces=now,
+        streaming=streaming, host_memory=float(room_on(torch.device("cpu"), 0).free), paces=now if all(now) else (),
     )  # fmt: skip
     return parse(gather_texts(text(hardware).decode(), world)[0].encode(), "what rank 0 has measured")
 

@@ -64,10 +64,10 @@ def tried(layout: ParallelLayout, seconds: Mapping[ParallelLayout, float]) -> st
     return f"{words}; tried in the first steps, {', '.join(others)}" if others else words
 
 
-def slowed(speeds: Sequence[float]) -> str:
-    """Return which ranks compute slower than when they were measured, in words."""
-    slow = [f"rank {rank} is now at {_percent(speed)}" for rank, speed in enumerate(speeds) if speed < 1]
-    return f"relative to the others, {' and '.join(slow)} of the speed that was measured"
+def changed(speeds: Sequence[float]) -> str:
+    """Return which ranks compute slower or faster than when they were measured, in words."""
+    parts = [f"rank {rank} at {_percent(speed)}" for rank, speed in enumerate(speeds) if speed != 1]
+    return f"now {' and '.join(parts)} of the speed that was measured: "
 
 
 def seconds_text(seconds: float) -> str:

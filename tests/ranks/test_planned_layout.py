@@ -101,7 +101,7 @@ def test_the_fastest_stays_of_those_that_are_tried_in_the_first_steps(tmp_path, 
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"second": 0.5}, "balance=1:0.5"), ({"faster": 4.0}, "relative to the others, rank 1 is now at")],
+    [({"second": 0.5}, "balance=1:0.5"), ({"faster": 4.0}, "now rank 0 at ")],
 )
 def test_a_slower_rank_gets_less(tmp_path, caches, change, said):
     """It is measured as slower, or has become slower than it was when it was measured."""

@@ -6,6 +6,8 @@ Needs root on Linux, and ``ip`` and ``tc`` of iproute2.
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from parallel_backend.errors import InvalidRequest
@@ -29,8 +31,7 @@ class Links:
         self.interfaces = [f"pd{os.getpid() % 100000}v{rank}" for rank in range(RANKS)]
 
     def __enter__(self) -> "Links":
-        if os.geteuid() or not (shutil.which("ip") and shutil.which("tc")):
-            raise InvalidRequest("--link creates network namespaces, which needs root, and ip and tc of iproute2")
+        check_tools()
         try:
             self._create()
         except BaseException:
@@ -68,6 +69,35 @@ class Links:
     def _remove(self) -> None:
         for namespace in self.namespaces:
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
+
+
+@contextmanager
+def slow_loopback(megabits: float) -> Iterator[list[str]]:
+    """Make a network namespace whose loopback carries this many megabits a second, of all its processes together.
+
+    Yields:
+        The command prefix that runs a process in it.
+    """
+    check_tools()
+    name = f"pdit{os.getpid()}"
+    _run("ip", "netns", "add", name)
+    try:
+        _run("ip", "-n", name, "link", "set", "lo", "up")
+        shape = ["tbf", "rate", f"{megabits}mbit", "burst", BURST, "latency", LATENCY]
+        _run("tc", "-n", name, "qdisc", "add", "dev", "lo", "root", *shape)
+        yield ["ip", "netns", "exec", name]
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def check_tools() -> None:
+    """Refuse where nothing can make a network slow.
+
+    Raises:
+        InvalidRequest: it is not root, or a program is missing.
+    """
+    if os.geteuid() or not (shutil.which("ip") and shutil.which("tc")):
+        raise InvalidRequest("--link creates network namespaces, which needs root, and ip and tc of iproute2")
 
 
 def _run(*command: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from parallel_backend.distributed.mesh import Axis
 from parallel_backend.engine.layout_trial import CALLS
+from parallel_backend.engine.planned import Planned
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner import choosing
 from parallel_backend.planner.choosing import Chooser
@@ -84,6 +85,16 @@ def test_times_hold_for_the_same_work_alone(begun, kept):
     kept().add({str(A): 1.0, str(B): 0.5, str(C): 2.0})
     for other in (replace(MODEL, attention="sage"), replace(MODEL, stamp="2")):
         assert begun(model=other).trial is not None
+
+
+def test_what_is_tried_on_a_machine_that_has_changed_is_not_kept(begun, kept, made):
+    words = "now rank 1 at 50 % of the speed that was measured: "
+    planned, settled = begun(replace(made, changed=words)), list[Planned]()
+    trial = planned.trial()
+    trial._notes._settled = settled.append
+    tries(replace(planned, trial=lambda: trial))
+    assert settled[0].reason.startswith(words)
+    assert not kept().times()
 
 
 def test_few_kinds_of_work_are_kept(kept):

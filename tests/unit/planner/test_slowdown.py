@@ -14,7 +14,7 @@ from parallel_backend.planner.hardware.description import Hardware, Link
 from parallel_backend.planner.models import find
 from parallel_backend.planner.planning import plan
 from parallel_backend.planner.request import prompt
-from parallel_backend.planner.slowdown import EVERY, Watch, as_now, relative
+from parallel_backend.planner.slowdown import EVERY, Watch, as_now, changes
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 
 WORLD = Axis(name="all", group=None, ranks=(0, 1), index=0, gloo=True)
@@ -44,8 +44,8 @@ def rank_0_decides(monkeypatch):
     monkeypatch.setattr(slowdown, "agree", lambda value, axis: value)
 
 
-def speeds(watch, hardware=PAIR):
-    return watch.speeds(hardware, WORLD, torch.device("cpu"))
+def speeds(watch, hardware=PAIR, asker=None):
+    return watch.speeds(hardware, WORLD, torch.device("cpu"), asker)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,15 @@ def speeds(watch, hardware=PAIR):
         ((50, 36), 6e-6, (1, 1)),  # within what measurements vary by
         ((25, 20), 6e-6, (1, 1)),  # all alike
         ((50, 20), 6e-6, (1, 0.5)),
-        ((50, 80), 6e-6, (0.5, 1)),  # it was slow when it was measured
+        ((50, 80), 6e-6, (1, 2)),  # it was slow when it was measured
+        ((25, 10), 6e-6, (0.5, 0.2)),
         ((50, 1), 6e-6, (1, 0.1)),
         ((50, 28), 6e-6, (1, 0.7)),
         ((50, 28), 0.0, (1, 1)),  # cores vary by more
     ],
 )
 def test_speeds_are_relative_to_what_was_measured(paces, launch, expected):
-    assert relative(replace(PAIR, launch=launch), paces) == expected
+    assert changes(replace(PAIR, launch=launch), paces) == expected
 
 
 def test_it_measures_once_in_a_while():
@@ -76,8 +77,39 @@ def test_it_measures_once_in_a_while():
     assert ranks.measured == 3  # a difference is measured twice
 
 
-def test_a_gpu_that_has_rested_is_not_slow():
-    assert speeds(Ranks((50, 20), (50, 40)).watch()) == (1, 1)
+def test_what_is_disturbed_once_is_not_slow():
+    assert speeds(Ranks((50, 20), (25, 40)).watch()) == (1, 1)
+
+
+def test_small_differences_are_none():
+    """Otherwise plans would come and go."""
+    ranks = Ranks((50, 34.5))
+    watch = ranks.watch()
+    for pace in (34.5, 33.5, 34.5):
+        ranks.paces, ranks.now = [(50, pace)], ranks.now + EVERY + 1
+        assert speeds(watch) == (1, 1)
+    ranks.paces, ranks.now = [(50, 30)], ranks.now + EVERY + 1
+    assert speeds(watch) == (1, 0.8)
+
+
+def test_it_does_not_look_within_a_prompt():
+    ranks = Ranks((50, 40))
+    watch = ranks.watch()
+    assert speeds(watch, asker="first") == (1, 1)
+    ranks.paces, ranks.now = [(50, 20)], EVERY + 1
+    assert speeds(watch, asker="first") == (1, 1)
+    assert speeds(watch, asker="second") == (1, 0.5)
+
+
+def test_a_device_without_room_changes_nothing():
+    ranks = Ranks((50, 0))
+    watch = ranks.watch()
+    assert speeds(watch) == (1, 1)
+    assert ranks.measured == 1
+    ranks.paces, ranks.now = [(50, 20)], EVERY + 1
+    assert speeds(watch) == (1, 0.5)
+    ranks.paces, ranks.now = [(50, 0)], 2 * EVERY + 2
+    assert speeds(watch) == (1, 0.5)
 
 
 def test_what_a_probe_has_just_found_is_not_measured_again():
@@ -98,10 +130,21 @@ def test_the_slower_device_is_planned_as_such():
     asked = prompt(find("wan2.1-t2v-1.3b"), "480x480x17")
     assert not plan(asked, PAIR).chosen.layout.balance
     assert plan(asked, as_now(PAIR, (1, 0.5))).chosen.layout.balance == (1, 0.5)
-    assert not plan(asked, as_now(PAIR, (1, 0.1)), whole=True).chosen.layout.splits_weights
     curves = replace(CARD, layers=((1.0, 2.0),), attends=((1e9, 1.0),))
     slow = as_now(replace(PAIR, devices=(curves, curves)), (1, 0.5)).devices[1]
     assert (slow.layers, slow.attends) == (((1.0, 4.0),), ((1e9, 2.0),))
+
+
+def test_no_layout_that_splits_weights_is_chosen_where_they_have_to_stay_whole():
+    """Also where without a plan weights are split."""
+    model = find("wan2.1-t2v-14b")
+    cards = tuple(replace(CARD, memory=2e10) for _ in range(2))
+    pair, asked = replace(PAIR, devices=cards, host_memory=1e12), prompt(model, "480x480x17")
+    free = plan(asked, pair)
+    assert free.rule.layout.splits_weights
+    assert any(each.layout.splits_weights for each in free.predictions)
+    whole = plan(asked, pair, whole=True)
+    assert not any(each.layout.splits_weights for each in (whole.chosen, *whole.predictions))
 
 
 @pytest.fixture
@@ -112,7 +155,7 @@ def chosen(tmp_path, monkeypatch):
     def found(paces):
         made = choosing._agreed(prompt(find("wan2.1-t2v-1.3b"), "480x480x17"), PAIR, MODEL, WORLD)
         chooser = Chooser(tmp_path, Ranks(paces).watch())
-        return made, *chooser._as_now("key", made, MODEL, WORLD, torch.device("cpu"))
+        return made, *chooser._as_now("key", made, MODEL, WORLD, torch.device("cpu"), None)
 
     return found
 
@@ -121,9 +164,9 @@ def test_a_slower_rank_changes_the_plan_and_the_reason_says_so(chosen):
     made, key, now = chosen((50, 20))
     assert key == ("key", (1, 0.5))
     assert now.layouts[0].balance == (1, 0.5)
-    assert now.reason.startswith("relative to the others, rank 1 is now at 50 % of the speed that was measured: ")
-    assert made.lasts
-    assert not now.lasts
+    assert now.changed == "now rank 1 at 50 % of the speed that was measured: "
+    assert now.reason.startswith(now.changed)
+    assert not made.changed
 
 
 def test_a_plan_stays_while_the_ranks_are_as_fast(chosen):
@@ -131,8 +174,9 @@ def test_a_plan_stays_while_the_ranks_are_as_fast(chosen):
     assert (key, now) == ("key", made)
 
 
-def test_layouts_that_split_weights_stay(chosen, monkeypatch):
-    one = ParallelLayout(tensor=2)
+@pytest.mark.parametrize("text", ["tensor=2", "pipe=2 patches=1", "ring=2 stale=previous"])
+def test_layouts_that_split_weights_or_are_approximate_stay(chosen, monkeypatch, text):
+    one = ParallelLayout.parse(text)
     agreed = choosing._agreed
     monkeypatch.setattr(choosing, "_agreed", lambda *given, **more: replace(agreed(*given, **more), layouts=(one,)))
     made, key, now = chosen((50, 20))

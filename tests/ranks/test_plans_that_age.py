@@ -1,0 +1,82 @@
+"""Layouts that are planned again for another prompt, never within one, and ranks that look alike at their speeds."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from parallel_backend.engine.planned import Planned
+from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.planner.hardware import shipped
+from parallel_backend.planner.hardware.description import Hardware, Link
+from parallel_backend.planner.slowdown import EVERY, Watch
+from parallel_backend.protocol.origin import Origin
+from tests.ranks import driver
+from tests.ranks.requests import Case
+from tests.ranks.test_layout_trials import asked, settled
+from tests.ranks.test_runs import check, inputs, step
+from tests.ranks.test_runs import path as path  # a fixture
+
+ASKED: list[object] = []
+"""On a rank, who has asked for a plan."""
+
+
+def plan_in_turn(rank, texts, holds):
+    """Let a rank's engine plan another layout each time."""
+    layouts = [ParallelLayout.parse(text) for text in texts]
+    ASKED.clear()
+
+    def planner(*given):
+        ASKED.append(given[-1])
+        return Planned(layout=layouts[(len(ASKED) - 1) % len(layouts)], reason="planned", holds=holds)
+
+    driver.engine(rank).planner = planner
+
+
+def who_asked(rank):
+    return list(ASKED)
+
+
+@pytest.mark.parametrize("holds", [0.0, 1e9])
+def test_another_prompt_is_planned_again_when_a_plan_is_old(pools, path, holds):
+    """The same prompt never is, and each step is exact."""
+    case = Case(seed=30)
+    first, second = Origin(prompt="first", node="1"), Origin(prompt="second", node="1")
+    pools(3).run(plan_in_turn, ("ulysses=3", "ring=3"), holds)
+    repeats = []
+    try:
+        for number, origin in enumerate((first, first, second, second)):
+            answers = pools(3).run(step, replace(asked(path, case), origin=origin), inputs(case, number))
+            check(answers, case, number)
+            repeats.append({answer["repeats"] for answer in answers})
+            time.sleep(0.01)
+        old = holds == 0
+        assert repeats == [{False}, {True}, {not old}, {True}]
+        assert pools(3).run(who_asked) == [[first, second] if old else [first]] * 3
+    finally:
+        pools(3).run(settled)
+
+
+def look(rank, paces):
+    """Look at the ranks' speeds again and again, by a clock that is the rank's own."""
+    world, measured, now = driver.engine(rank)._agreements.world, list[int](), [1000.0 * rank]
+
+    def measure(device, world_size):
+        measured.append(len(measured))
+        return paces[min(len(measured), len(paces)) - 1]
+
+    watch, found = Watch(measure, lambda: now[0]), []
+    card = shipped.card("RTX 4090")
+    links = (Link(devices=(0, 1, 2), bandwidth=1e12, latency=1e-9),)
+    hardware = Hardware(name="three", devices=(card,) * 3, links=links, paces=(10, 10, 10))
+    for _ in range(4):
+        found.append((watch.speeds(hardware, world, torch.device("cpu")), len(measured)))
+        now[0] += EVERY * (0.6 if rank == 0 else 0.0 if rank == 1 else 5.0)
+    return found
+
+
+def test_ranks_look_alike_at_their_speeds_whatever_their_clocks_say(pools):
+    found = pools(3).run(look, [(10, 10, 10), (10, 10, 5)])
+    assert found[0] == found[1] == found[2]
+    assert found[0] == [((1, 1, 1), 1), ((1, 1, 1), 1), ((1, 1, 0.5), 3), ((1, 1, 0.5), 3)]
