@@ -96,10 +96,11 @@ class Cells:
             for cell in self.cells
         ]
         error = statistics.median(abs(cell.error) for cell in self.cells)
+        fits = self.rule in {cell.layout for cell in self.cells}
+        regret = f"is taken, {100 * self.regret(self.rule):.0f} % over it" if fits else "is taken, which does not fit"
         lines.append(
             f'median error {100 * error:.0f} %; the planner takes "{self.chosen}", '
-            f"{100 * self.regret(self.chosen):.0f} % over the best; "
-            f'without a plan "{self.rule}" is taken, {100 * self.regret(self.rule):.0f} % over it'
+            f'{100 * self.regret(self.chosen):.0f} % over the best; without a plan "{self.rule}" {regret}'
         )
         return "\n".join(lines)
 
@@ -160,6 +161,8 @@ def timed(case: Case, devices: Devices, machine: Machine, *, guided: bool, round
             hardware = measured.measure(client, devices, asked, record.facts_of(devices).devices)
             predictions = [predict(asked, layout, hardware) for layout in layouts(asked, hardware)]
             predictions = [each for each in predictions if each.room.fits]
+            if not predictions:
+                raise InvalidRequest(f"--memory-limit {machine.limit}: no layout of {case} fits; give more")
             seconds = _seconds(client, path, devices, [each.layout for each in predictions], inputs, rounds)
     rule = rule_prediction(asked, hardware)
     ordered = sorted(predictions, key=lambda each: each.sampling)

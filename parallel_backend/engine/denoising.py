@@ -90,7 +90,8 @@ class Denoising:
 
     def outdated(self, request: ActiveRequest[Forward]) -> bool:
         """Whether a request that repeats this one begins a prompt for which the layout should be planned again."""
-        return time.monotonic() > self._holds_until and request.message.origin != self.request.message.origin
+        old = self._trial is None and time.monotonic() > self._holds_until
+        return old and request.message.origin != self.request.message.origin
 
     def repeat(self, request: ActiveRequest[Forward]) -> Tensors:
         """Run a ``Forward`` that differs in latent and timestep alone. Its tensors are finite."""

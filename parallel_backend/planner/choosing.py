@@ -144,7 +144,7 @@ class Chooser:
         if layout.splits_weights or layout.approximation or model.compile != "off":
             return key, made
         speeds = self._watch.speeds(made.hardware, world, device, asker)
-        if set(speeds) == {1.0}:
+        if set(speeds[: layout.ranks]) == {1.0} and max(speeds) == 1:  # none that it uses, and none is worth using
             return key, made
         now = key, speeds
         if now not in self._plans:
@@ -257,7 +257,7 @@ def _agreed(prompt: Prompt, hardware: Hardware, model: ModelSpec, world: Axis, *
     """Plan on rank 0, and let all ranks know. Collective over the world.
 
     Args:
-        whole: whether to leave out layouts that split weights.
+        whole: see ``planning.plan``.
 
     Raises:
         InvalidRequest: the mode is none, or the request fits in no layout. On every rank alike.

@@ -50,7 +50,7 @@ def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO, whole: bool = 
     """Predict every layout for a prompt on a machine, and choose one.
 
     Args:
-        whole: whether to leave out layouts that split weights.
+        whole: whether to leave out layouts that split weights, and approximate ones.
 
     Raises:
         InvalidRequest: the mode is none, or the prompt fits in no layout. The message names what would work.
@@ -58,7 +58,7 @@ def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO, whole: bool = 
     if mode not in MODES:
         raise InvalidRequest(f"mode {mode!r} does not exist; choose one of {', '.join(MODES)}")
     rule = rule_prediction(prompt, hardware)
-    approximate = mode == APPROXIMATE and prompt.loop  # single calls are exact, and no faster
+    approximate = mode == APPROXIMATE and prompt.loop and not whole  # single calls are exact, and no faster
     every = layouts(prompt, hardware, approximate=approximate)
     found = [predict(prompt, layout, hardware) for layout in every if not (whole and layout.splits_weights)]
     key = _order(mode, found)

@@ -92,8 +92,9 @@ def measure(request: ProbeRequest, world: Axis, device: torch.device) -> Hardwar
     """Measure this machine, together with all ranks; return the same on every rank."""
     dtype: torch.dtype = getattr(torch, request.dtype)
     with PROGRESS.phase("measuring the machine"):
-        mine = _device(request, world, device, dtype)
-        links, now = _links(request, world, device, dtype), paces(device, world.size)
+        mine, before = _device(request, world, device, dtype), paces(device, world.size)
+        links = _links(request, world, device, dtype)
+        now = tuple(map(max, before, paces(device, world.size)))  # something may have disturbed one of them
         launch, streaming = _launch(device), _streaming(device)
     described = [msgspec.json.decode(each.encode(), type=Device) for each in gather_texts(_json(mine), world)]
     hardware = Hardware(

@@ -40,7 +40,7 @@ class Watch:
 
     def note(self, paces: Paces) -> None:
         """Note paces that have just been measured; none if that did not work."""
-        self._paces, self._at = paces, self._clock()
+        self._paces, self._at = paces or self._paces, self._clock()
 
     def speeds(self, hardware: Hardware, world: Axis, device: torch.device, asker: Hashable = None) -> Paces:
         """Return the speed of each device, relative to its own when the hardware was measured: mostly 1.
@@ -59,10 +59,10 @@ class Watch:
 
     def _look(self, hardware: Hardware, world: Axis, device: torch.device) -> None:
         found = self._measure(device, world.size)
-        if all(found) and min(changes(hardware, found)) < 1:  # something may have disturbed it
+        if all(found) and set(changes(hardware, found)) != {1.0}:  # something may have disturbed it
             found = tuple(map(max, found, self._measure(device, world.size)))
         if not all(found):
-            return self.note(self._paces)
+            return self.note(())
         before = self._paces or found
         self.note(
             tuple(then if abs(now / then - 1) <= _STEADY else now for now, then in zip(found, before, strict=True))

@@ -47,7 +47,7 @@ def run_inside(
         **(variables or {}),
     }
     settings = ("pythonpath=", "addopts=--import-mode=importlib", "cache_dir=.venv/pytest/in-process")
-    options = [part for setting in settings for part in ("-o", setting)] + ["-q", "-rs"]
+    options = [part for setting in settings for part in ("-o", setting)] + ["-q", "-rfEs"]
     command = [sys.executable, "-P", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
     try:
         return subprocess.run(

@@ -1,5 +1,6 @@
 """The lab's comparisons of the planner: the published rows, and their halves."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,4 +45,5 @@ def test_the_regret_of_a_choice_is_what_it_takes_over_the_best():
     both = Cells(what="wan", cells=cells, chosen="a", rule="b")
     assert (both.regret("a"), both.regret("b")) == (0.0, 0.5)
     assert 'takes "a", 0 % over the best; without a plan "b" is taken, 50 % over it' in both.describe()
+    assert 'without a plan "c" is taken, which does not fit' in replace(both, rule="c").describe()
     assert FILE.is_file()

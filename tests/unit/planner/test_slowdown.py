@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from parallel_backend.distributed.mesh import Axis
+from parallel_backend.layout.modes import APPROXIMATE
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner import choosing, slowdown
 from parallel_backend.planner.choosing import Chooser
@@ -110,6 +111,8 @@ def test_a_device_without_room_changes_nothing():
     assert speeds(watch) == (1, 0.5)
     ranks.paces, ranks.now = [(50, 0)], 2 * EVERY + 2
     assert speeds(watch) == (1, 0.5)
+    watch.note(())  # nor one that had none for a probe
+    assert speeds(watch) == (1, 0.5)
 
 
 def test_what_a_probe_has_just_found_is_not_measured_again():
@@ -147,15 +150,21 @@ def test_no_layout_that_splits_weights_is_chosen_where_they_have_to_stay_whole()
     assert not any(each.layout.splits_weights for each in (whole.chosen, *whole.predictions))
 
 
+def test_no_approximate_layout_is_chosen_in_place_of_an_exact_one():
+    asked, slow = prompt(find("wan2.1-t2v-1.3b"), "480x480x17"), as_now(PAIR, (1, 0.5))
+    assert any(each.layout.approximation for each in plan(asked, slow, mode=APPROXIMATE).predictions)
+    assert not any(each.layout.approximation for each in plan(asked, slow, mode=APPROXIMATE, whole=True).predictions)
+
+
 @pytest.fixture
 def chosen(tmp_path, monkeypatch):
     """Return the plan for two ranks whose pace may have changed, with its key and the one from before."""
     monkeypatch.setattr(choosing, "gather_texts", lambda text, axis: [text])
 
-    def found(paces):
+    def found(paces, model=MODEL):
         made = choosing._agreed(prompt(find("wan2.1-t2v-1.3b"), "480x480x17"), PAIR, MODEL, WORLD)
         chooser = Chooser(tmp_path, Ranks(paces).watch())
-        return made, *chooser._as_now("key", made, MODEL, WORLD, torch.device("cpu"), None)
+        return made, *chooser._as_now("key", made, model, WORLD, torch.device("cpu"), None)
 
     return found
 
@@ -172,6 +181,21 @@ def test_a_slower_rank_changes_the_plan_and_the_reason_says_so(chosen):
 def test_a_plan_stays_while_the_ranks_are_as_fast(chosen):
     made, key, now = chosen((50, 40))
     assert (key, now) == ("key", made)
+
+
+def test_a_compiled_model_stays_as_it_is(chosen):
+    made, key, now = chosen((50, 20), replace(MODEL, compile="blocks"))
+    assert (key, now) == ("key", made)
+
+
+def test_a_slower_rank_that_is_idle_changes_nothing(chosen, monkeypatch):
+    agreed = choosing._agreed
+    monkeypatch.setattr(
+        choosing, "_agreed", lambda *given, **more: replace(agreed(*given, **more), layouts=(ParallelLayout(),))
+    )
+    made, key, now = chosen((50, 20))
+    assert (key, now) == ("key", made)
+    assert chosen((50, 80))[1] == ("key", (1, 2))
 
 
 @pytest.mark.parametrize("text", ["tensor=2", "pipe=2 patches=1", "ring=2 stale=previous"])
