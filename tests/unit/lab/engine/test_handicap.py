@@ -62,3 +62,16 @@ def test_it_sleeps_between_operators_and_not_only_at_the_end(monkeypatch):
     with slowed(1.0, CPU):
         matrix @ matrix
     assert not slept
+
+
+def test_what_a_sleep_takes_too_long_the_next_ones_lack(monkeypatch):
+    late, slept, real = 0.01, list[float](), time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: real() + sum(slept))
+    monkeypatch.setattr(time, "sleep", lambda seconds: slept.append(seconds + late))
+    matrix = torch.randn(512, 512)
+    begin = time.thread_time()
+    with slowed(3.0, CPU):
+        for _ in range(40):
+            matrix = matrix @ matrix / 512
+    assert len(slept) > 3
+    assert sum(slept) <= 2.0 * (time.thread_time() - begin) + 1.1 * late
