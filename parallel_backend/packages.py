@@ -150,8 +150,12 @@ def remedy(package: str, importer: str = "") -> str:
 
 def version_of(package: str) -> str | None:
     """Return the version of an installed package by its module's name; None if it has none."""
+    return _installed(_distribution(package))
+
+
+def _installed(distribution: str) -> str | None:
     try:
-        return importlib.metadata.version(_distribution(package))
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
 
@@ -166,7 +170,7 @@ def check_diffusers(class_name: str, since: str) -> None:
     Raises:
         InvalidRequest: both versions are in the message, and the command that mends it.
     """
-    installed = version_of("diffusers") if since else None
+    installed = _installed("diffusers") if since else None
     if installed is None or _release(installed) >= _release(since):
         return
     command = shlex.join([sys.executable, "-m", "pip", "install", "--upgrade", f"diffusers>={since}"])
@@ -187,5 +191,5 @@ def requirements() -> dict[str, str]:
 
 
 def _distribution(package: str) -> str:
-    """Return the name under which pip knows a package that is imported by another one."""
+    """Return the name under which pip knows a package that is imported by another one, from all that are installed."""
     return next(iter(importlib.metadata.packages_distributions().get(package, ())), package.replace("_", "-"))
