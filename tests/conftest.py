@@ -1,5 +1,6 @@
 """What all tests share: ComfyUI versions, hidden GPUs, and an orderly end on SIGTERM."""
 
+import gc
 import os
 import re
 import signal
@@ -26,6 +27,10 @@ class RootIsNoPackage:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Collector | None:
         return pytest.Dir.from_parent(parent, path=path) if path == ROOT else None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cases", type=int, help="run at most so many cases of each test that is not marked every_case")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,12 +60,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests marked ``newest`` for all versions but the newest, and ``grid`` or ``long`` unless ``-m`` does."""
-    daily.mark_long(items, version_of=_path_of)
+    daily.mark_long(items, version_of=_path_of, at_most=config.option.cases)
     unwanted = [item for item in items if item.get_closest_marker("newest") and _path_of(item) in VERSIONS[:-1]]
     for name in {"grid", "long"} - set(config.option.markexpr.split()):
         unwanted += [item for item in items if item.get_closest_marker(name)]
     config.hook.pytest_deselected(items=unwanted)
     items[:] = [item for item in items if item not in unwanted]
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what has been imported is never garbage, and looking at it takes a third of a second each time
 
 
 _TOO_OLD = re.compile(r"\w+ needs diffusers [\d.]+, and [\w.]+ is installed")

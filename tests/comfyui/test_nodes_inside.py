@@ -11,6 +11,8 @@ from tests.support.inside import FOLDER, run_inside
 DEADLINE = 3000.0
 """Seconds: several times what the newest takes alone, since both run beside everything else."""
 GRID_DEADLINE = 7200.0
+CASES = 2
+"""Of each test with every ComfyUI but the newest one, which runs more. Those that need all are marked."""
 
 
 @pytest.mark.timeout(DEADLINE + 60)
@@ -26,10 +28,12 @@ def test_long_cases_inside_comfyui(comfyui_path: Path, tmp_path: Path) -> None:
 
 def check(markers: str, comfyui_path: Path, tmp_path: Path) -> None:
     """Run the tests that have these markers and do not need a newer ComfyUI."""
+    arguments = [str(FOLDER)]
     if comfyui_path != max(comfy_paths.candidates(), key=comfy_paths.release):
         markers += " and not newest"
+        arguments += ["--cases", str(CASES)]
     with (tmp_path / "output").open("w+") as output:
-        arguments = ["-m", markers, str(FOLDER)]
+        arguments += ["-m", markers]
         code = run_inside(comfyui_path, arguments, runtime=tmp_path / "run", output=output, deadline=DEADLINE)
         output.seek(0)
         text = output.read()

@@ -1,4 +1,4 @@
-"""The marker ``daily(n)``: which cases of a test run with everything else."""
+"""The marker ``daily(n)`` and the option ``--cases N``: which cases of a test run with everything else."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -7,23 +7,34 @@ from typing import Any
 import pytest
 
 
-def mark_long(items: Sequence[pytest.Item], version_of: Callable[[Any], Hashable]) -> None:
-    """Mark the cases as ``long`` that ``daily`` leaves out.
+def mark_long(items: Sequence[pytest.Item], version_of: Callable[[Any], Hashable], at_most: int | None = None) -> None:
+    """Mark the cases as ``long`` that are left out.
 
     Args:
         items: tests that have been collected.
         version_of: the ComfyUI of a test; each has its own cases.
+        at_most: cases of each test that stay, unless it is marked ``every_case``; None for what ``daily`` says alone.
     """
     cases: dict[tuple[Any, str, Hashable, int], list[Any]] = defaultdict(list)
     for item in items:
-        mark = None if item.get_closest_marker("long") else item.get_closest_marker("daily")
-        if mark:
-            cases[item.parent, getattr(item, "originalname", ""), version_of(item), mark.args[0]].append(item)
+        other = any(item.get_closest_marker(name) for name in ("long", "grid"))  # runs at other times already
+        count = None if other else _count(item, at_most)
+        if count is not None:
+            cases[item.parent, getattr(item, "originalname", ""), version_of(item), count].append(item)
     for (_, _, _, count), group in cases.items():
         daily = _chosen([_values(item) for item in group], count)
         for place, item in enumerate(group):
             if place not in daily:
                 item.add_marker("long")
+
+
+def _count(item: Any, at_most: int | None) -> int | None:
+    """Return how many cases of a test stay; None for all."""
+    daily = item.get_closest_marker("daily")
+    counts = [daily.args[0]] if daily else []
+    if at_most is not None and not item.get_closest_marker("every_case"):
+        counts.append(at_most)
+    return min(counts, default=None)
 
 
 def _values(item: Any) -> frozenset[tuple[int, str]]:

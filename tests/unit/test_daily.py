@@ -1,4 +1,4 @@
-"""``daily(n)`` leaves n cases of each test, which meet as many values as they can."""
+"""``daily(n)`` and ``--cases N`` leave so many cases of each test, which meet as many values as they can."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -27,8 +27,8 @@ class Case:
         self.marks[name] = SimpleNamespace(args=())
 
 
-def left(cases: list[Any]) -> list[int]:
-    mark_long(cases, version_of=lambda case: case.version)
+def left(cases: list[Any], at_most: int | None = None) -> list[int]:
+    mark_long(cases, version_of=lambda case: case.version, at_most=at_most)
     return [case.number for case in cases if "long" not in case.marks]
 
 
@@ -54,3 +54,16 @@ def test_each_test_and_each_version_has_its_own():
 
 def test_others_are_left_alone_and_long_ones_stay_long():
     assert left([Case("plain", 1), Case("plain", 2), Case("test", 3, 1, long=True), Case("test", 4, 1)]) == [1, 2, 4]
+
+
+def test_cases_of_the_grid_are_not_counted():
+    cases = [Case("test", number, 1) for number in range(3)]
+    cases[0].add_marker("grid")
+    assert left(cases) == [0, 1]
+
+
+def test_cases_are_limited_for_every_test_but_those_that_need_all():
+    cases = [Case(name, number, daily) for name, daily in (("a", 0), ("b", 1), ("all", 0)) for number in range(4)]
+    for case in cases[8:]:
+        case.add_marker("every_case")
+    assert left(cases, at_most=2) == [0, 2, 0, 0, 1, 2, 3]

@@ -58,6 +58,7 @@ def test_comfyui_detects_the_same_at_full_size(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.every_case
 def test_sampling_equals_comfyui(name: str, load_case: Callable[..., Any]) -> None:
     case = CASES[name]
     latent = case.samples()
