@@ -10,9 +10,6 @@ from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
 from any_folder_name.parallel_backend.protocol.messages import RankRequest, Unload
 from any_folder_name.parallel_backend.protocol.model_spec import ModelSpec
 
-MANY = 4
-"""Models that are freed one by one: to free one takes a second, and new ranks take a few."""
-
 
 class FreeingClient(Client):
     """A client that knows which models the ranks may hold."""
@@ -29,13 +26,9 @@ class FreeingClient(Client):
         return super().attempt(message, *args, **options)
 
     def free(self) -> None:
-        """Free the weights on all ranks: many models with their ranks, and no model that has left already."""
+        """Free the weights on all ranks."""
         models, self._models = list(self._models.values()), {}
         held = {model.path for rank in self.status().ranks for model in rank.models} if models else set()
-        left = [model for model in models if os.path.abspath(model.path) in held]
-        if len(left) > MANY:
-            self.stop()
-            self.start()
-            return
-        for model in left:
-            super().call(Unload(model=model))
+        for model in models:
+            if os.path.abspath(model.path) in held:
+                super().call(Unload(model=model))

@@ -119,7 +119,7 @@ def test_ranks_give_the_pixels_and_latents_of_the_bypassed_workflow(
     reference = executor.run(prompt(file, "1", "0"))
     assert reference[0].shape == (9, 7 * 32, 96, 3)
     assert min(reference[0].std(), reference[1]["samples"].std()) > 0.1
-    for devices, tile in (("0", None), ("0,1", 0), ("0,1,2", None)):
+    for devices, tile in (("0,1,2", None), ("0,1", 0), ("0", None)):  # fewer start no ranks
         pixels, latent = executor.run(prompt(file, "2", devices, tile))
         assert executor.texts["2"] == [f"{file.name}: ComfyUI does not load it"]
         assert pixels.shape == reference[0].shape
@@ -132,7 +132,7 @@ def test_tiles_are_the_same_on_any_number_of_ranks(write: Write, backend: Client
     new_session(backend)
     executor = Executor(ParallelVAE, ParallelVAEDecode, ParallelVAEEncode)
     Given.values = {"latent": {"samples": random(1, 128, 2, 9, 11)}, "image": random(9, 288, 352, 3).sigmoid()}
-    results = [executor.run(prompt(file, "2", devices, 256)) for devices in ("0", "0,1", "0,1,2")]
+    results = [executor.run(prompt(file, "2", devices, 256)) for devices in ("0,1,2", "0,1", "0")]
     whole = executor.run(prompt(file, "2", "0", 0))
     assert relative_error(results[0][0], whole[0]) > 1e-4
     for pixels, latent in results[1:]:
