@@ -26,6 +26,11 @@ Queued = dict[str, tuple[str, dict[str, Any]]]
 PROMPT = "async () => (await window.app.graphToPrompt()).output"
 
 
+@pytest.fixture
+def page(one_page: "Page") -> "Page":
+    return one_page  # each test opens a workflow of its own
+
+
 def queued(page: "Page") -> Queued:
     """The prompt that the page would queue."""
     prompt: dict[str, dict[str, Any]] = page.evaluate(PROMPT)
@@ -54,17 +59,17 @@ def has(node: dict[str, Any], name: str, info: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("name", workflows.names())
-@pytest.mark.daily(7)
+@pytest.mark.daily(3)
 def test_a_workflow_opens_with_no_missing_node_and_queues_the_prompt_of_the_api_format(
-    one_page: "Page", page_server: ComfyServer, comfyui_path: Path, name: str
+    page: "Page", page_server: ComfyServer, comfyui_path: Path, name: str
 ) -> None:
     info = page_server.client.object_info()
-    one_page.evaluate(OPEN, name)
-    missing = set(one_page.evaluate(MISSING))
+    page.evaluate(OPEN, name)
+    missing = set(page.evaluate(MISSING))
     assert missing == {node["class_type"] for node in workflows.api(name).values()} - info.keys()
     assert not missing or workflows.needed_release(name) > comfy_paths.release(comfyui_path)
     if not missing:
-        sent: Prompt = one_page.evaluate(PROMPT)
+        sent: Prompt = page.evaluate(PROMPT)
         assert known(workflows.flat(sent), info) == known(workflows.api(name), info)
 
 

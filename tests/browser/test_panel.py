@@ -125,6 +125,7 @@ def test_the_true_state_while_sampling_and_after_a_rank_was_killed(panel: "Page"
     assert "was killed by SIGKILL" in panel.locator(".pdit-trouble").inner_text()
 
 
+@pytest.mark.newest
 def test_cancel_unload_and_stop_free_memory(panel: "Page", page_server: ComfyServer) -> None:
     sample(panel, page_server)
     press(panel, "cancel")
@@ -180,6 +181,7 @@ def cpu_time(running: list[psutil.Process]) -> float:
 
 
 @pytest.mark.newest
+@pytest.mark.long
 def test_the_open_panel_costs_little_and_the_closed_one_asks_nothing(panel: "Page", page_server: ComfyServer) -> None:
     press(panel, "start")
     panel.locator(STATE.format("idle")).wait_for(timeout=1000 * PATIENCE)

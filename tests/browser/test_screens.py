@@ -78,6 +78,7 @@ def test_a_template_has_all_it_needs(plain: None, page: "Page", picture: str) ->
     pictures.save(page, picture)
 
 
+@pytest.mark.long
 def test_the_finished_picture(plain: None, page: "Page") -> None:
     opened(page, NATIVE)
     page.get_by_test_id("queue-button").first.click()
@@ -86,6 +87,7 @@ def test_the_finished_picture(plain: None, page: "Page") -> None:
     pictures.save(page, "template-shapes")
 
 
+@pytest.mark.long
 def test_the_panel_while_it_samples(plain: None, page: "Page") -> None:
     page.set_viewport_size({"width": 1280, "height": 860})
     open_panel(page)

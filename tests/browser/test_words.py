@@ -33,10 +33,12 @@ RENDERERS = {"Nodes 2.0": True, "classic": False}
 
 
 @pytest.fixture(params=list(RENDERERS.values()), ids=list(RENDERERS))
-def empty(request: pytest.FixtureRequest, page: "Page") -> "Iterator[Page]":
+def empty(request: pytest.FixtureRequest, one_page: "Page") -> "Iterator[Page]":
     """A page with an empty graph, in both ways that ComfyUI draws nodes."""
+    page = one_page
     page.evaluate("(on) => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)", request.param)
-    page.evaluate("() => window.app.graph.clear()")
+    # Another graph: the page keeps values of widgets by graph and node, and a cleared graph numbers its nodes again.
+    page.evaluate("async () => await window.app.extensionManager.command.execute('Comfy.NewBlankWorkflow')")
     yield page
     page.evaluate("() => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', false)")
 
