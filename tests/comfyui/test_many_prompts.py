@@ -161,6 +161,7 @@ def run(
     assert all(relative(found[0], other) > FAR for other in found[1:])
 
 
+@pytest.mark.newest
 def test_prompts_after_prompts(new_server: Callable[..., ComfyServer], references: Any) -> None:
     run(new_server, "default", EVERYDAY, references)
 

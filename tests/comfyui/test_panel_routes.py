@@ -165,6 +165,7 @@ def test_the_server_answers_while_the_backend_hangs(new_server: Callable[..., Co
 
 
 @pytest.mark.newest
+@pytest.mark.long
 def test_the_doctor_and_the_report(server: ComfyServer) -> None:
     findings = ask(server, "doctor")["findings"]
     assert {"fine", "slow", "broken", "not here"} >= {finding["verdict"] for finding in findings}

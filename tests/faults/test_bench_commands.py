@@ -36,6 +36,7 @@ def assert_positive(*values: float) -> None:
     assert all(math.isfinite(value) and value > 0 for value in values), values
 
 
+@pytest.mark.long
 def test_bench_wire(runtime: Path) -> None:
     (measured,) = bench(runtime, list[WireMeasurement], "bench", "wire", "--megabytes", "100")
     assert measured.reply_bytes == 100_000_000

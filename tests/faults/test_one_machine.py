@@ -83,6 +83,7 @@ def test_a_prompt_needs_nothing_of_other_machines(runtime: Path, tmp_path: Path,
     assert not run("-m", "parallel_backend", "stop", env=closed).returncode
 
 
+@pytest.mark.long
 def test_the_nodes_need_nothing_of_other_machines(tmp_path: Path, closed: dict[str, str]) -> None:
     model = tiny.write(tmp_path / "model")
     prompt = run("-c", PROMPT_OF_NODES, str(model), "0,1", env=closed)

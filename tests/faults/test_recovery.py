@@ -71,9 +71,8 @@ def test_a_run_goes_on_after_a_rank_dies(client: Client, path: str, sampler: str
     assert call.notes == {"", f"going on after step {STEPS - resumed}"}
 
 
-@pytest.mark.parametrize(
-    ("layout", "ranks"), [("ulysses=3", 3), pytest.param("cfg=2", 2, marks=LONG), pytest.param(None, 3, marks=LONG)]
-)
+@pytest.mark.parametrize(("layout", "ranks"), [("ulysses=3", 3), ("cfg=2", 2), (None, 3)])
+@LONG
 def test_a_run_goes_on_with_one_device_fewer(client: Client, path: str, layout: str | None, ranks: int) -> None:
     spec, last = model(path, layout, ranks), ranks - 1
     message, inputs = request(spec, "dpmpp_2m")

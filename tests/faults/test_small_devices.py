@@ -56,6 +56,7 @@ def matches(client: Client, spec: ModelSpec) -> bool:
     return requests.relative_error(got, requests.stock_sample(SIZES, Case())) <= 1e-5
 
 
+@pytest.mark.long
 def test_one_part_leaves_for_another_and_a_decode_without_room_costs_nothing(
     runtime: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

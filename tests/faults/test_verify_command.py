@@ -40,6 +40,7 @@ def test_a_checkpoint_under_one_layout(runtime: Path) -> None:
     assert min(report["seconds_per_step"], report["seconds_per_step_one_rank"]) > 0
 
 
+@pytest.mark.long
 def test_a_vae(runtime: Path) -> None:
     report = verify(runtime, "--vae", "wan21", "--size", "2x5x4", "--width", "8", "--ranks", "2", program="lab")
     assert not report["failed"]

@@ -61,6 +61,7 @@ def test_tiles_equal_diffusers(pools, tmp_path, ranks, size, encode):
 
 
 @pytest.mark.parametrize("encode", [False, True], ids=["decode", "encode"])
+@pytest.mark.daily(1)
 def test_half_precision_is_as_near_to_float32_as_diffusers(pools, tmp_path, encode):
     subject = case(tmp_path, 3, size=(3, 5, 6), encode=encode, dtype="float16")
     got = pools(3).run(with_small_tiles, subject.message, subject.given)[0]["tensors"]

@@ -33,6 +33,7 @@ def void_sampler(model: Any, latent: dict[str, Any], *, positive: Any, negative:
 
 @pytest.mark.parametrize("name", ["cogvideox 1.5", "cogvideox 1.5 i2v", "cogvideox 1.5 inpaint"])
 @pytest.mark.parametrize("sample", [void_sampler, ksampler])
+@pytest.mark.daily(3)
 def test_sampling_equals_comfyui(name: str, sample: Callable[..., Any], load_case: Callable[..., Any]) -> None:
     case = CASES[name]
     latent = {"samples": torch.zeros(case.latent)}

@@ -57,7 +57,7 @@ def sampled(sample: Callable[..., torch.Tensor], model: Any, case: Any) -> torch
 
 @pytest.mark.parametrize("suffix", ["safetensors", "gguf"])
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.daily(7)
+@pytest.mark.daily(4)
 def test_sampling_equals_comfyui_with_the_decoded_weights(
     name: str, suffix: str, folder: Path, load_remote: Callable[..., Loaded]
 ) -> None:

@@ -41,7 +41,7 @@ def prompts(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 def test_ranks_give_what_diffusers_forward_gives(
     name: str, folder: Callable[[str], Path], load_remote: Callable[..., Loaded]
 ) -> None:

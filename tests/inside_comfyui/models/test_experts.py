@@ -37,7 +37,7 @@ def experts(models: Path) -> list[Any]:
 
 @pytest.mark.parametrize("layout", [ParallelLayout(ulysses=2), ParallelLayout(cfg=2)], ids=str)
 @pytest.mark.parametrize("sample", [ksampler, parallel_sampler])
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 def test_the_switch_equals_two_models(
     experts: list[Any], load_remote: Callable[..., Loaded], sample: Callable[..., Any], layout: ParallelLayout
 ) -> None:

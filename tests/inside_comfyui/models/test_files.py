@@ -127,7 +127,7 @@ def test_every_setting_that_comfyui_reads_from_metadata_is_known(name: str, othe
 @pytest.mark.newest
 @pytest.mark.parametrize("prefix", ["", PREFIX])
 @pytest.mark.parametrize("name", [name for name in FIRST if "z_image" not in name])
-@pytest.mark.daily(13)
+@pytest.mark.daily(4)
 def test_parameters_are_read_from_native_rows(name: str, prefix: str, tmp_path: Path) -> None:
     case, native = CASES[name], native_case(name)
     save(tmp_path / "tiny.safetensors", native, prefix)
@@ -148,7 +148,7 @@ def test_parameters_are_read_from_native_rows(name: str, prefix: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-@pytest.mark.daily(8)
+@pytest.mark.daily(5)
 def test_sampling_from_a_file_equals_comfyui(name: str, load_file: Callable[..., Any]) -> None:
     case = FILE_CASES[name]
     latent = case.samples()
@@ -172,6 +172,7 @@ def test_sampling_from_a_file_equals_comfyui(name: str, load_file: Callable[...,
     ],
     ids=str,
 )
+@pytest.mark.daily(1)
 def test_pixart_places_tokens_as_comfyui(
     stored: int | None, size: tuple[int, int], files: Path, load_remote: Callable[..., Loaded]
 ) -> None:

@@ -32,7 +32,7 @@ FLAGS: dict[str, tuple[Any, torch.dtype]] = {
 
 
 @pytest.mark.parametrize("flag", FLAGS)
-@pytest.mark.daily(4)
+@pytest.mark.daily(1)
 def test_a_flag_changes_nothing(
     flag: str, executor: Executor, folder: Path, native_loads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

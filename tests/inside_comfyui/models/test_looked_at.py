@@ -160,7 +160,7 @@ def asked_for_each_name(looked_at: Any) -> dict[str, str]:
 
 
 @every_object
-@pytest.mark.daily(9)
+@pytest.mark.daily(3)
 def test_it_can_be_asked_for_every_name_in_comfyuis_source(outputs: Outputs, name: str) -> None:
     looked_at = watched(lambda: OBJECTS[name](outputs))
     assert len(core_names()) > 4000

@@ -18,12 +18,12 @@ from natives import CASES, FIRST
 
 CLOSE = 1e-4
 LAYOUTS = ("ulysses=2", "tensor=2", "ulysses=2 shard_weights", "pipe=2 patches=1", "cfg=2")
-NAMES = [name for name in FIRST if not name.startswith(("mochi", "cogvideox"))]
+NAMES = [name for name in FIRST if not name.startswith(("mochi", "cogvideox", "chroma"))]
 """Those that are quick. The grid has all."""
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.daily(5)
+@pytest.mark.daily(3)
 def test_two_loras_equal_comfyui(name: str, load_case: Callable[..., Any]) -> None:
     place = NAMES.index(name)
     case = CASES[name]
@@ -71,7 +71,7 @@ def test_every_form_of_factors_names_equals_the_first_one(form: int, load_case: 
 
 @pytest.mark.newest
 @pytest.mark.parametrize("kind", loras.KINDS)
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 def test_other_kinds_beside_a_lora_equal_comfyui(kind: str, load_case: Callable[..., Any]) -> None:
     name = NAMES[loras.KINDS.index(kind)]
     case = CASES[name]
@@ -171,6 +171,7 @@ def test_a_factor_of_weights_equals_comfyui(load_case: Callable[..., Any]) -> No
 @pytest.mark.newest
 @pytest.mark.skipif(not loras.HAS_BYPASS, reason="not in this version of ComfyUI")
 @pytest.mark.parametrize("kind", ["plain", "lokr", "loha"])
+@pytest.mark.daily(1)
 def test_bypassed_loras_equal_comfyui(kind: str, load_case: Callable[..., Any]) -> None:
     name = NAMES[loras.KINDS.index(kind) if kind in loras.KINDS else 0]
     case = CASES[name]

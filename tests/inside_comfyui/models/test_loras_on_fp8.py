@@ -21,6 +21,7 @@ CLOSE = 1e-4
 
 @pytest.mark.skipif("float8_e4m3fn" not in comfy.quant_ops.QUANT_ALGOS, reason="not in this version of ComfyUI")
 @pytest.mark.parametrize("name", ["sd3 3.5 medium", pytest.param("flux dev", marks=pytest.mark.newest)])
+@pytest.mark.daily(1)
 def test_the_ranks_are_nearer_to_the_exact_sum_than_comfyui(
     name: str, folder: Path, load_remote: Callable[..., Loaded]
 ) -> None:

@@ -49,7 +49,7 @@ def load(load_case: Callable[..., Any], layout: ParallelLayout) -> Any:
 
 
 @pytest.mark.parametrize("kind", GUIDES)
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 def test_guides_equal_comfyui(kind: str, load_case: Callable[..., Any]) -> None:
     given = made.guided(GUIDES[kind], NAME)
     latent = given.pop("latent")
@@ -134,6 +134,7 @@ def test_self_attention_that_is_skipped_in_all_layers_equals_comfyui(load_case: 
 
 @pytest.mark.skipif(not hasattr(nodes_lt, "LTXVReferenceAudio"), reason="not in this version of ComfyUI")
 @pytest.mark.parametrize("scale", [0.0, 3.0])
+@pytest.mark.daily(1)
 def test_a_voice_to_imitate_equals_comfyui(scale: float, load_case: Callable[..., Any]) -> None:
     latent, prompts = made.with_sound(made.empty()), made.prompts(NAME)
     audio = {"waveform": torch.zeros(1, 2, 16000), "sample_rate": 16000}

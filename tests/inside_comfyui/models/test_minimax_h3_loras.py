@@ -66,6 +66,7 @@ def sampled(sample: Callable[..., Any], model: Any, lora: Weights, strength: flo
 
 
 @pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.daily(1)
 def test_a_turbo_lora_on_compressed_weights_adds_its_exact_product(
     kind: str, folder: Path, load_remote: Callable[..., Loaded]
 ) -> None:

@@ -76,7 +76,7 @@ def sampled(sample: Callable[..., torch.Tensor], model: Any, name: str) -> torch
 
 @pytest.mark.newest
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.daily(4)
+@pytest.mark.daily(2)
 def test_a_file_with_other_names_and_more_is_sampled_as_by_comfyui(
     name: str, plain: Any, folder: Path, load_remote: Callable[..., Loaded]
 ) -> None:

@@ -209,6 +209,7 @@ def test_a_mask_of_a_part_of_a_frame_is_refused(load: Callable[..., Any]) -> Non
 
 
 @pytest.mark.parametrize("start", [False, True], ids=["text", "image"])
+@pytest.mark.daily(1)
 def test_the_workflow_gives_what_one_process_gives(
     start: bool, file: Path, backend: FreeingClient, tmp_path: Path
 ) -> None:

@@ -96,7 +96,7 @@ LAYOUTS = ("ulysses=2", "cfg=2", "ring=2", "tensor=2", "pipe=2 patches=1")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 def test_ranks_give_what_one_process_gives(kind: str, file: Path, load_model: Callable[..., Any]) -> None:
     given = KINDS[kind]()
     latent, options = given.pop("latent"), {**given, "cfg": 5.0}
@@ -121,6 +121,7 @@ def test_an_image_is_made_without_given_frames(file: Path, load_model: Callable[
 
 
 @pytest.mark.parametrize("layout", ["tensor=2", pytest.param("ulysses=2 shard_weights", marks=pytest.mark.newest)])
+@pytest.mark.daily(1)
 def test_loras_equal_comfyui(layout: str, file: Path, load_model: Callable[..., Any]) -> None:
     given = video(start=image(1))
     latent = given.pop("latent")

@@ -127,13 +127,14 @@ def test_a_vae_from_elsewhere_is_copied(
 @pytest.mark.newest
 @torch.no_grad()
 @pytest.mark.parametrize("loaded", [False, True], ids=["--bf16-vae", "loaded in bf16"])
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["video", pytest.param("image", marks=pytest.mark.long)])
 @pytest.mark.daily(1)
 def test_the_dtype_is_that_of_the_bypassed_workflow(
     name: str, loaded: bool, executor: Executor, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU, only options and loaders choose another dtype than float32."""
     weights, shape = FILES[name]
+    shape = (1, *shape[1:-2], 3, 3)  # processors without instructions for bfloat16 take minutes for more
     contents = {key: each.clone().contiguous() for key, each in weights().items()}
     save_file(contents, folder / "tiny.safetensors")
     latent = torch.randn(shape, generator=torch.Generator().manual_seed(2))

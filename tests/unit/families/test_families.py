@@ -63,6 +63,7 @@ def test_the_input_of_the_first_attention_is_what_teacache_looks_at(name):
 
 
 @pytest.mark.parametrize(("name", "kind"), [*families.variants()])
+@pytest.mark.daily(len(FAMILIES))
 @torch.no_grad()
 def test_half_precision_equals_stock(name, kind):
     exact = families.family(name, kind)

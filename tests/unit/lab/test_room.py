@@ -24,7 +24,7 @@ def _marks(name):
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in room.FILES])
-@pytest.mark.daily(3)
+@pytest.mark.daily(1)
 def test_the_page_says_what_the_room_check_decides(name):
     found = room.held(room.FILES[name])
     assert room.page({name: found}).splitlines()[-1] in room.PAGE.read_text(encoding="utf-8")
