@@ -104,6 +104,7 @@ def sample(page: "Page", server: ComfyServer) -> str:
     return prompt_id
 
 
+@pytest.mark.newest
 def test_the_true_state_while_sampling_and_after_a_rank_was_killed(panel: "Page", page_server: ComfyServer) -> None:
     prompt_id = sample(panel, page_server)
     panel.locator(STATE.format("busy")).wait_for()

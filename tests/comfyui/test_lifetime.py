@@ -55,7 +55,7 @@ def test_a_run_goes_on_after_a_rank_is_killed(tiny_server: ComfyServer, sampler:
 
 
 @pytest.mark.parametrize("sampler", ["KSampler", "ParallelSampler"])
-@pytest.mark.daily(1)
+@pytest.mark.long
 def test_a_run_goes_on_after_free_is_called(tiny_server: ComfyServer, sampler: str) -> None:
     client, seed = tiny_server.client, 100 + len(sampler)
     wanted = pixels(client, client.run(prompt(seed=seed), deadline=START))

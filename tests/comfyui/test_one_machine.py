@@ -14,6 +14,7 @@ from tests.support import closed_room, tiny
 pytestmark = pytest.mark.newest
 
 
+@pytest.mark.long
 def test_a_prompt_needs_nothing_of_other_machines(
     new_server: Callable[..., ComfyServer], comfyui_path: Path, tmp_path: Path
 ) -> None:
