@@ -96,7 +96,7 @@ def check(pools, subject, layout, message, wanted):
         *((kind, LATER, True) for kind in ("image", "wan21")),
     ],
 )
-@pytest.mark.daily(7)
+@pytest.mark.daily(4)
 def test_rows_of_a_vae_equal_diffusers(pools, tmp_path, kind, layout, encode):
     size = (7, 4) if kind in IMAGE_KINDS else (3, 7, 4)
     subject = VaeComparison(VaeCase(kind=kind, ranks=2, encode=encode, width=NARROW, size=size), tmp_path)

@@ -64,6 +64,7 @@ def with_fast_links(path, second=1.0, faster=None):
     assert not record.write(path, facts, replace(measured, devices=devices, links=links, launch=0.0, paces=paces))
 
 
+@pytest.mark.long
 def test_the_fastest_stays_of_those_that_are_tried_in_the_first_steps(tmp_path, caches):
     """Each step is exact in whatever layout it runs."""
     path = examples.write_checkpoint(tmp_path / "model", examples.module(WAN, "t2v"))

@@ -73,7 +73,7 @@ def test_few_chunks_are_split_by_rows(pools, tmp_path):
         *((kind, ranks, True) for kind in ("image", "wan22", "cogvideox", "ltx_noisy") for ranks in (2, 4)),
     ],
 )
-@pytest.mark.daily(22)
+@pytest.mark.daily(13)
 def test_rows_equal_diffusers(pools, tmp_path, kind, ranks, encode):
     size = SMALL[ranks][1:] if kind in IMAGE_KINDS else SMALL[ranks]
     check(pools, tmp_path, VaeCase(kind=kind, ranks=ranks, encode=encode, width=NARROW, size=size))
@@ -87,7 +87,7 @@ def test_rows_equal_diffusers(pools, tmp_path, kind, ranks, encode):
         ("image", (1000.0, 1.0, 1.0), False),
     ],
 )
-@pytest.mark.daily(7)
+@pytest.mark.daily(4)
 def test_rows_shared_by_speed_equal_diffusers(pools, tmp_path, kind, balance, encode):
     """Each rank has at least one row, whatever its speed."""
     ranks = len(balance)
@@ -102,7 +102,7 @@ def test_rows_shared_by_speed_equal_diffusers(pools, tmp_path, kind, balance, en
     ("kind", "encode"),
     [*((kind, False) for kind in KINDS), *((kind, True) for kind in ("image", "wan22", "cogvideox", "ltx_noisy"))],
 )
-@pytest.mark.daily(6)
+@pytest.mark.daily(2)
 def test_rows_in_half_precision_are_as_near_to_float32_as_diffusers(pools, tmp_path, kind, encode):
     dtype: DType = "float16" if kind == "mochi" else "bfloat16"
     size = (5, 3) if kind in IMAGE_KINDS else (2, 5, 3)

@@ -26,7 +26,7 @@ def exact(cases):
 
 
 @pytest.mark.parametrize(("family", "layout"), exact(spread(LAYOUTS)))
-@pytest.mark.daily(17)
+@pytest.mark.daily(10)
 def test_loop_and_forward(check, small, layout, family):
     answers = check(small(family).loop(layout, texts_differ=layout == HYBRID))
     if "pipe" not in layout:  # which prepares each patch when it first streams
