@@ -162,6 +162,7 @@ def test_loras_and_overlays_change_compressed_weights(pools, files, model, tmp_p
     check_changes(pools, files, model, tmp_path, name, layout)
 
 
+@pytest.mark.long
 def test_loras_and_overlays_change_compiled_compressed_weights(pools, files, model, tmp_path, compiled_eagerly):
     compiled_eagerly(3)
     check_changes(pools, files, model, tmp_path, "model.gguf", "tensor=3", "blocks")

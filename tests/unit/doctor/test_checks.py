@@ -133,6 +133,7 @@ def test_a_backend_on_another_machine(monkeypatch, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.long
 def test_packages(monkeypatch, tmp_path):
     monkeypatch.setattr(packages, "hide", lambda: None)  # this process needs some of them
     assert verdicts(versions.packages(SETTING)) == ["fine"]

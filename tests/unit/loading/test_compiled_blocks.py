@@ -87,6 +87,7 @@ def test_each_class_of_layers_compiles_once(compiled):
     assert compiled.compilations() == CLASSES
 
 
+@pytest.mark.long
 def test_what_is_off_leaves_nothing_behind(compiled):
     before = {name: set(vars(module)) for name, module in compiled.family.module.named_modules()}
     compiled.predict(on=True)
@@ -112,6 +113,7 @@ def test_an_adapter_that_comes_compiles_once_and_its_strength_never(compiled):
     assert compiled.compilations() == 2 * CLASSES
 
 
+@pytest.mark.long
 def test_operators_keep_their_order():
     """Ranks exchange in them, and have to do so in one order, though nothing else says which is first."""
     operators.define()

@@ -16,6 +16,7 @@ def small(monkeypatch):
     monkeypatch.setattr(text_layers, "MODELS", models)
 
 
+@pytest.mark.long
 def test_weights_and_prompts_by_hand(small, capsys):
     """In two bytes: projections and feed-forwards of H3's two blocks, and of LTX-2's two connectors of two blocks.
 
