@@ -60,7 +60,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests marked ``newest`` for all versions but the newest, and ``grid`` or ``long`` unless ``-m`` does."""
-    daily.mark_long(items, version_of=_path_of, at_most=config.option.cases)
+    older = "not newest" in config.option.markexpr  # what does not run there takes no case's place
+    some = [item for item in items if not (older and item.get_closest_marker("newest"))]
+    daily.mark_long(some, version_of=_path_of, at_most=config.option.cases)
     unwanted = [item for item in items if item.get_closest_marker("newest") and _path_of(item) in VERSIONS[:-1]]
     for name in {"grid", "long"} - set(config.option.markexpr.split()):
         unwanted += [item for item in items if item.get_closest_marker(name)]
