@@ -1,5 +1,6 @@
 """Broken packages: those that ranks do without are never imported, and those that they need are named."""
 
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -167,3 +168,10 @@ def test_a_hidden_package_is_found_by_those_who_need_it(monkeypatch):
     assert sys.modules["einops"] is None
     assert packages.load("einops").__name__ == "einops"
     assert not packages.is_installed("no_such_package")
+
+
+def test_the_version_of_diffusers_is_found_without_a_look_at_all_packages(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: pytest.fail("it takes long"))
+    packages.check_diffusers("Some", "0.1")
+    with pytest.raises(InvalidRequest, match=r"Some needs diffusers 999\.0, and [\d.]+"):
+        packages.check_diffusers("Some", "999.0")

@@ -1,12 +1,14 @@
 """What makes room first, and that no more is freed than has to be."""
 
+import gc
 import logging
 
 import pytest
 import torch
 
 from parallel_backend import env
-from parallel_backend.loading.parts import DeviceMemory
+from parallel_backend.loading import parts
+from parallel_backend.loading.parts import DeviceMemory, Parts
 
 
 class _Model:
@@ -85,3 +87,13 @@ def test_cpu_ranks_without_a_limit_take_from_one_memory(memory, models, monkeypa
     room, sharers = memory.room, memory.sharers(3)
     assert room.lacks(room.free // 2, sharers)
     assert not room.lacks(room.free // 8, sharers)
+
+
+def test_imports_are_frozen_once_and_before_anything_is_loaded(memory, monkeypatch):
+    done = []
+    parts._freeze_imports.cache_clear()
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("frozen"))
+    model = Parts("model", memory)
+    for name in ("transformer", "vae"):
+        model.get(name, lambda: done.append("loaded"), nbytes=1)
+    assert done == ["frozen", "loaded", "loaded"]
