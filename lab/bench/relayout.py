@@ -72,8 +72,9 @@ class Change:
         before: the first layout.
         after: the second one.
         change: median seconds until the first step is done in it, less those of a step.
+        back: the same for the first layout again.
         load: the same for ranks without a model.
-        ratio: the median of one divided by the other.
+        ratio: the median of the change divided by the load.
         same_weights: whether each rank holds the same weights in both.
         error: largest difference of the two first predictions, relative to the largest value.
     """
@@ -81,6 +82,7 @@ class Change:
     before: str
     after: str
     change: float
+    back: float
     load: float
     ratio: float
     error: float
@@ -96,8 +98,8 @@ class Change:
         outcome = "FAILED" if self.failed else "passed"
         return (
             f"{outcome}   {self.before} to {self.after}, {'same' if self.same_weights else 'other'} weights: "
-            f"{self.change:.3f} s, {self.ratio:.2f} of a load's {self.load:.3f} s; predictions differ by "
-            f"{self.error:.1e}"
+            f"{self.change:.3f} s, {self.ratio:.2f} of a load's {self.load:.3f} s, and {self.back:.3f} s back; "
+            f"predictions differ by {self.error:.1e}"
         )
 
 
@@ -119,23 +121,24 @@ def measure(
             yield _summary(before, after, [_round(client, before, after) for _ in range(rounds)])
 
 
-def _round(client: Client, before: ModelSpec, after: ModelSpec) -> tuple[float, float, float]:
-    """Return the seconds of a change and of a load, and the difference of their predictions."""
+def _round(client: Client, before: ModelSpec, after: ModelSpec) -> tuple[float, float, float, float]:
+    """Return the seconds of a change, of the way back and of a load, and the difference of their predictions."""
     client.call(Unload(model=before))
     _call(client, before)
     changed, got = _first(client, after)
-    client.call(Unload(model=after))
+    back, _ = _first(client, before)
+    client.call(Unload(model=before))
     loaded, wanted = _first(client, after)
-    return changed, loaded, float((got - wanted).abs().max() / wanted.abs().max())
+    return changed, back, loaded, float((got - wanted).abs().max() / wanted.abs().max())
 
 
-def _summary(before: ModelSpec, after: ModelSpec, rounds: Sequence[tuple[float, float, float]]) -> Change:
-    changes, loads, errors = zip(*rounds, strict=True)
+def _summary(before: ModelSpec, after: ModelSpec, rounds: Sequence[tuple[float, float, float, float]]) -> Change:
+    changes, backs, loads, errors = zip(*rounds, strict=True)
     layouts = [each.layout for each in (before, after) if each.layout is not None]
     return Change(
         before=str(before.layout), after=str(after.layout), error=max(errors),
-        change=statistics.median(changes), load=statistics.median(loads),
-        ratio=statistics.median(change / load for change, load, _ in rounds),
+        change=statistics.median(changes), back=statistics.median(backs), load=statistics.median(loads),
+        ratio=statistics.median(change / load for change, _, load, _ in rounds),
         same_weights=not any(layout.splits_weights for layout in layouts),
     )  # fmt: skip
 

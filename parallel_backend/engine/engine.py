@@ -131,6 +131,11 @@ class Engine:
             kind = NoRoom if self.world_size == 1 else OutOfMemory
             raise kind(f"rank {self.rank} ({self.device}) ran out of memory: {error}") from error
 
+    def rest(self) -> None:
+        """Free what is kept for a request that has not come. No rank waits for another."""
+        with torch.inference_mode():
+            self._memory.leave_beyond()
+
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
         """Loaded models, bytes of device memory, and number of transformer forwards. Safe to call from any thread."""
         stamps = {components: stamp for (_, stamp, _), components in list(self._models.items())}

@@ -14,6 +14,7 @@ from ..interfaces.family import Family
 from ..protocol.model_spec import Adapter, Overlay
 from .compiled_blocks import CompiledBlocks
 from .cpu_store import share
+from .held_weights import HeldWeights
 from .offload_plan import ALL, SLOTS, UNDECIDED, PartSizes, TransformerClaim, decide, lacks_cpu_memory, with_slack
 from .parts import Parts, free
 from .room import claims_of_all
@@ -129,7 +130,7 @@ class Transformers:
     ) -> Family:
         """Return this rank's part, on a mesh, of the transformer component ``name``; load it if necessary.
 
-        Meshes on which the rank holds the same part share the loaded weights.
+        Meshes on which the rank holds the same part share the loaded weights. Of another part, it reads what it lacks.
 
         Args:
             plans: parts that have been planned for the mesh, by name. Loading takes its plan out.
@@ -137,7 +138,7 @@ class Transformers:
         """
         held = WeightPart.on(mesh)
         if not self._holds(name, held):
-            self.parts.drop(name)
+            self._leave(name, held)
         if not self.parts.has(name):
             self._meshes.pop(name, None)
             if not held.alone:
@@ -153,7 +154,7 @@ class Transformers:
         return family
 
     def agree(self, mesh: RankMesh) -> None:
-        """Drop transformers that the ranks of the mesh do not all hold on the groups of one mesh.
+        """Drop parts that the ranks of the mesh do not all hold on the groups of one mesh.
 
         Another rank may have dropped its part, for example because it ran out of memory, or may have loaded other
         weights since, for a layout that leaves this rank idle. Collective over the ranks that share the weights; they
@@ -165,7 +166,8 @@ class Transformers:
         for name in (HIGH_NOISE, LOW_NOISE):
             serial = self._meshes[name].serial if self._holds(name, held) else _NO_MESH
             first = agree(agree(serial, tensor), sequence)
-            if not all_true(all_true(serial == first != _NO_MESH, tensor), sequence):
+            shared = all_true(all_true(serial == first != _NO_MESH, tensor), sequence)
+            if self._holds(name, held) and not shared:
                 self.parts.drop(name)
 
     def meshes(self) -> list[RankMesh]:
@@ -235,14 +237,37 @@ class Transformers:
             if store:
                 self.parts.stores[name] = store
 
+    def _leave(self, name: str, wanted: WeightPart) -> None:
+        """Free this rank's other part, but not its weights unless it, or what is wanted, streams or is shared."""
+        held, agreed = self._held.get(name), self._agreed[name]
+        streams = agreed.resident != ALL or name in self.parts.stores
+        if not self.parts.has(name) or held is None or held.sharers or wanted.sharers or streams:
+            self.parts.drop(name)
+        else:
+            self.parts.take(name)
+
     def _load(self, mesh: RankMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
         agreed = self._agreed[name]
         plan = plans.pop(name) if name in plans else self._plan(mesh, name, agreed.resident)
-        self.parts.memory.free_up(plan.nbytes + self._work, self.parts, ranks=mesh.all_ranks.size)
-        family = plan.fill(self.parts.stores.get(name))
+        ranks = mesh.all_ranks.size
+        held = self._make_room(name, plan.nbytes, ranks)
+        family = plan.fill(self.parts.stores.get(name), held)
+        if held and self.parts.memory.lacks(self._work, ranks):
+            held.leave(family.module)
         changes = WeightChanges(family.module, name, plan.class_name, plan.source, plan.slices, plan.blocks)
         self.parts.track(name, changes)
         return family
+
+    def _make_room(self, name: str, nbytes: int, ranks: int) -> HeldWeights | None:
+        """Make room for a part, and return the weights that are held of it, if they can stay."""
+        held, memory = self.parts.beyond.get(name), self.parts.memory
+        if held:
+            needed = max(0, nbytes - held.spare) + self._work
+            if not memory.lacks(needed, ranks):
+                return held
+            held.clear()
+        memory.free_up(nbytes + self._work, self.parts, ranks=ranks)
+        return None
 
     def _plan(self, mesh: RankMesh, name: str, resident: int) -> PlannedTransformer:
         return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name, resident)

@@ -13,6 +13,7 @@ from ..distributed.device_memory import release_cache
 from ..interfaces.family import Family
 from .compiled_blocks import CompiledBlocks
 from .cpu_store import CpuStore
+from .held_weights import HeldWeights
 from .room import Claim, Room, claim, room_on
 from .weight_changes import WeightChanges
 
@@ -34,6 +35,7 @@ class Parts:
         loads: number of component loads so far.
         stores: the machine's memory from which blocks of a component stream, by the component's name.
         compiled: the compiled blocks of a component, by its name.
+        beyond: what is held of a transformer beyond the part that is loaded, if one is, by its name.
     """
 
     def __init__(self, name: str, memory: "DeviceMemory") -> None:
@@ -41,6 +43,7 @@ class Parts:
         self.loads = 0
         self.stores: dict[str, CpuStore] = {}
         self.compiled: dict[str, CompiledBlocks] = {}
+        self.beyond: dict[str, HeldWeights] = {}
         self._parts: dict[str, Any] = {}
         self._bytes: dict[str, int] = {}
         self._changes: dict[str, WeightChanges] = {}
@@ -55,9 +58,10 @@ class Parts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the loaded components take on this rank, with their LoRAs."""
+        """Bytes that the loaded components take on this rank, with their LoRAs and what is kept beyond them."""
         weights = sum(self._bytes.get(name, 0) for name in self._parts)
-        return weights + sum(changes.nbytes for changes in list(self._changes.values()))
+        beyond = sum(each.spare for each in list(self.beyond.values()))
+        return weights + beyond + sum(changes.nbytes for changes in list(self._changes.values()))
 
     def drop(self, name: str) -> None:
         """Free a component; its next use loads it again."""
@@ -65,8 +69,27 @@ class Parts:
             self.memory.forget_runs()
         self._parts.pop(name, None)
         self._changes.pop(name, None)  # it holds the component
+        self.beyond.pop(name, None)
         if blocks := self.compiled.pop(name, None):
             blocks.use(False)  # what is compiled refers to itself
+
+    def take(self, name: str) -> None:
+        """Free a transformer but for its weights, which its next part may use."""
+        held = self._changes[name].held(self.beyond.get(name))
+        self.drop(name)
+        free(self.memory.device)  # the transformer refers to itself, and would keep weights that its next part frees
+        self.beyond[name] = held
+
+    def leave_beyond(self) -> bool:
+        """Free what is held beyond the parts that are loaded; return whether there was any."""
+        freed = False
+        for name, held in list(self.beyond.items()):
+            if part := self._parts.get(name):
+                freed |= held.leave(part.module)
+            else:
+                freed |= held.spare > 0
+                held.clear()
+        return freed
 
     def drop_with_store(self, name: str) -> None:
         """Free a component, and the memory from which it streams."""
@@ -160,6 +183,10 @@ class DeviceMemory:
         """Return how many of these ranks take from the same memory: CPU ranks all do."""
         return ranks if self.device.type == "cpu" else 1
 
+    def lacks(self, nbytes: int, ranks: int) -> bool:
+        """Whether the device has no room for ``nbytes`` on each of so many ranks."""
+        return self.room.lacks(nbytes, self.sharers(ranks))
+
     def free_up(self, nbytes: int, wanted: Parts, keep: Collection[str] = (), *, ranks: int = 1) -> None:
         """Free what no request uses until ``nbytes`` are free, or nothing is left to free.
 
@@ -169,21 +196,24 @@ class DeviceMemory:
             keep: its components that stay.
             ranks: number of ranks that are about to use as much.
         """
-        sharers = self.sharers(ranks)
-        if nbytes and self.room.lacks(nbytes, sharers):
+        if nbytes and self.lacks(nbytes, ranks):
             free(self.device)
-            while self.room.lacks(nbytes, sharers) and self.free_next(wanted, keep):
+            while self.lacks(nbytes, ranks) and self.free_next(wanted, keep):
                 pass
 
     def free_next(self, wanted: Parts, keep: Collection[str] = ()) -> bool:
         """Free what is next in the order; return false if nothing is left to free.
 
-        What costs least to get back goes first: tensors of earlier requests, factors of LoRAs that no request uses,
-        text encoders, VAEs, transformers of other models, other transformers of the same model.
+        What costs least to get back goes first: tensors of earlier requests, weights that only other layouts need,
+        factors of LoRAs that no request uses, text encoders, VAEs, transformers of other models, other transformers of
+        the same model.
         """
         if self.forget_tensors():
             log.warning("the device is full: freeing tensors of earlier requests")
             free(self.device)
+            return True
+        if self.leave_beyond():
+            log.warning("the device is full: freeing weights that only other layouts need")
             return True
         freed = [model.name for model in self._all() if model.forget_idle()]
         if freed:
@@ -196,6 +226,14 @@ class DeviceMemory:
             log.warning("the device is full: unloading the %s of %s to make room for %s", name, model.name, wanted.name)
             model.drop(name)
             del model, victim
+        free(self.device)
+        return True
+
+    def leave_beyond(self) -> bool:
+        """Free weights that only other layouts need; return whether there were any."""
+        freed = [model.leave_beyond() for model in self._all()]
+        if not any(freed):
+            return False
         free(self.device)
         return True
 

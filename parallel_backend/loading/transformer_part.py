@@ -16,6 +16,7 @@ from ..interfaces.state import State
 from ..interfaces.tensor_cuts import Slices
 from ..strategies import stage_cut
 from .cpu_store import CpuStore
+from .held_weights import HeldWeights
 from .load import shapes_of
 from .offload_plan import ALL, SLOTS, PartSizes, streamed
 from .streamed_blocks import StreamedBlocks, streamable
@@ -51,11 +52,12 @@ class PlannedTransformer:
         """Bytes that the part takes on the device."""
         return self.sizes.on_device(self.resident)
 
-    def fill(self, store: CpuStore | None = None) -> Family:
+    def fill(self, store: CpuStore | None = None, held: HeldWeights | None = None) -> Family:
         """Read the weights. What is half read after an error is of no use: plan again.
 
         Args:
             store: where the blocks stream from, if some do.
+            held: weights of another part that this rank held, which are not read again; None without any.
         """
         from . import partial
 
@@ -64,8 +66,9 @@ class PlannedTransformer:
             assert store is not None
             self.blocks.place(store, self.device)
             homes = self.blocks.homes
+        filled = held.fill(module, self.slices, self.source) if held else frozenset[str]()
         partial.allocate(module, self.device)
-        stays = [name for name in module.state_dict() if name not in homes]
+        stays = [name for name in module.state_dict() if name not in homes and name not in filled]
         partial.read_parameters(module, self.source, self.slices, only=stays)
         if store is not None:
             store.fill(lambda: partial.read_parameters(module, self.source, self.slices, only=homes, homes=homes))

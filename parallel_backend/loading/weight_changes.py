@@ -14,6 +14,7 @@ from ..protocol.model_spec import Adapter, Overlay
 from . import partial
 from .compressed_linear import CompressedLinear
 from .cpu_store import contents_of
+from .held_weights import HeldWeights
 from .low_rank import LowRankHooks
 from .streamed_blocks import StreamedBlocks
 from .weight_source import PACKED, WeightSource
@@ -80,6 +81,15 @@ class WeightChanges:
         homes, (contents, overlaid_before) = self._blocks.homes, self._streamed
         names = homes.keys() if before != contents else homes.keys() & (overlaid_before | self._changed.overlaid)
         partial.read_parameters(self._module, self._changed, self._slices, only=names, homes=homes)
+
+    def held(self, beyond: HeldWeights | None) -> HeldWeights:
+        """Return what the transformer holds of the files' weights.
+
+        Args:
+            beyond: what it was filled from and has less of; None if there is nothing.
+        """
+        own = HeldWeights.of(self._module, self._slices)
+        return (own.joined(beyond) if beyond else own).without(self._overlaid)
 
     @property
     def nbytes(self) -> int:

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 WAIT_TIMEOUT = timedelta(hours=1)
 """How often a rank that waits for a request wakes up and waits again, since both waits need some timeout."""
 
+REST_TIMEOUT = timedelta(seconds=10)
+"""How long a rank waits after a request before it frees what it has kept for the next one."""
+
 CLIENT_TIMEOUT = 60.0
 """Longest time in seconds that a client may read none of its reply's bytes, or send none of its request's."""
 
@@ -53,28 +56,30 @@ class Worker:
 
     def run(self) -> None:
         """Run requests for as long as the process lives."""
+        timeout = REST_TIMEOUT
         while True:
-            if self.rank:
-                self._follow()
-            else:
-                request = self._link.take(WAIT_TIMEOUT.total_seconds())
-                if request:
-                    self._lead(request)
+            if self._follow(timeout) if self.rank else self._lead_next(timeout):
+                timeout = REST_TIMEOUT
+            elif timeout == REST_TIMEOUT:
+                self._engine.rest()
+                timeout = WAIT_TIMEOUT
 
     # Ranks 1 and up
 
-    def _follow(self) -> None:
+    def _follow(self, timeout: timedelta) -> bool:
+        """Run the next request; return false if none comes in time."""
         import torch.distributed as dist
 
         key = f"request/{self._number}"
         try:
-            self._store.wait([key], WAIT_TIMEOUT)
+            self._store.wait([key], timeout)
         except dist.DistStoreError:
-            return
+            return False
         frame = frames.unpack(self._store.get(key))
         report_end(self._link, self._run_request(frame, None, report=_ignore, cancelled=_never, next_step=_no_step)[0])
         self._mark_read(self._number)
         self._number += 1
+        return True
 
     def _mark_read(self, number: int) -> None:
         """Count a read of a request; the last rank to read it removes it from the store."""
@@ -83,6 +88,13 @@ class Worker:
             self._store.delete_key(f"read/{number}")
 
     # Rank 0
+
+    def _lead_next(self, timeout: timedelta) -> bool:
+        """Run the next request; return false if none comes in time."""
+        request = self._link.take(timeout.total_seconds())
+        if request:
+            self._lead(request)
+        return request is not None
 
     def _lead(self, request: ReceivedRequest) -> None:
         account = Account()

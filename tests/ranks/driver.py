@@ -20,6 +20,7 @@ from parallel_backend.errors import Cancelled, InvalidRequest, NoRoom
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading import compiled_blocks, loaded_transformers
 from parallel_backend.loading.offload_plan import decide
+from parallel_backend.loading.weight_source import WeightSource
 from parallel_backend.machines.ranks import host_links
 from parallel_backend.machines.ranks.crossing import HostMap
 from parallel_backend.machines.ranks.known import Known
@@ -30,6 +31,7 @@ from parallel_backend.protocol.tensors import describe
 from parallel_backend.strategies import sharded_weights
 
 _ENGINES: list[LabEngine] = []
+_READ: list[int] = []
 
 
 def engine(rank: int) -> LabEngine:
@@ -121,6 +123,30 @@ def files_in_memory(rank: int) -> int:
 def limit_memory(rank: int, limit: int | None) -> None:
     """Limit the memory of each rank; None for no limit."""
     os.environ[env.MEMORY_LIMIT.name] = "" if limit is None else str(limit)
+
+
+def rest(rank: int) -> None:
+    """Let a rank do what it does when no request comes."""
+    engine(rank).rest()
+
+
+def bytes_held_of(rank: int, path: str) -> int:
+    """Bytes of weights that a rank holds of a checkpoint."""
+    return sum(each.parts.nbytes for (of, _, _), each in engine(rank)._models.items() if of == path)
+
+
+def values_read(rank: int) -> int:
+    """How many values of weights this rank has read since the first call."""
+    if not _READ:
+        _READ.append(0)
+        read = WeightSource.read
+
+        def counted(self: WeightSource, *args: Any, into: Tensor) -> None:
+            _READ[0] += into.numel()
+            read(self, *args, into=into)
+
+        WeightSource.read = counted  # type: ignore[assignment, method-assign]
+    return _READ[0]
 
 
 def limit_memory_of(rank: int, limited: int, limit: int) -> None:

@@ -8,24 +8,29 @@ import torch
 
 from parallel_backend import env
 from parallel_backend.loading import parts
+from parallel_backend.loading.held_weights import Held, HeldWeights
 from parallel_backend.loading.parts import DeviceMemory, Parts
 
 
 class _Model:
-    """Stands for a checkpoint of which each component takes 10 bytes, and idle factors 5."""
+    """Stands for a checkpoint of which each component takes 10 bytes, idle factors and spare weights 5."""
 
-    def __init__(self, name, *parts, factors=False):
-        self.name, self.parts, self.factors = name, list(parts), factors
+    def __init__(self, name, *parts, factors=False, beyond=False):
+        self.name, self.parts, self.factors, self.beyond = name, list(parts), factors, beyond
 
     @property
     def nbytes(self):
-        return 10 * len(self.parts) + 5 * self.factors
+        return 10 * len(self.parts) + 5 * self.factors + 5 * self.beyond
 
     def has(self, name):
         return name in self.parts
 
     def drop(self, name):
         self.parts.remove(name)
+
+    def leave_beyond(self):
+        had, self.beyond = self.beyond, False
+        return had
 
     def forget_idle(self):
         had, self.factors = self.factors, False
@@ -51,9 +56,11 @@ def left(models):
 
 def test_what_is_cheap_to_get_back_leaves_first(memory, models, caplog):
     caplog.set_level(logging.WARNING)
+    models[0].beyond = models[2].beyond = True
     while memory.free_next(models[0], keep=("transformer",)):
         pass
     assert [record.message for record in caplog.records] == [
+        "the device is full: freeing weights that only other layouts need",
         "the device is full: freeing LoRAs of mine and first that are not in use",
         "the device is full: unloading the text_encoder of second to make room for mine",
         "the device is full: unloading the text_encoder of mine to make room for mine",
@@ -97,3 +104,11 @@ def test_imports_are_frozen_once_and_before_anything_is_loaded(memory, monkeypat
     for name in ("transformer", "vae"):
         model.get(name, lambda: done.append("loaded"), nbytes=1)
     assert done == ["frozen", "loaded", "loaded"]
+
+
+def test_weights_that_are_held_for_a_part_that_does_not_load_are_freed(memory):
+    model = Parts("model", memory)
+    held = HeldWeights({"weight": Held(tensor=torch.zeros(3), dim=0, parts=None)})
+    model.beyond["transformer"] = held
+    assert model.nbytes == 12
+    assert (model.leave_beyond(), model.nbytes, model.leave_beyond()) == (True, 0, False)

@@ -39,7 +39,14 @@ def test_what_it_cannot_measure_is_refused(words, message):
 )  # fmt: skip
 def test_what_takes_too_long_or_differs_fails(ratio, error, same_weights, failed):
     found = relayout.Change(
-        before="ring=2", after="cfg=2", change=ratio, load=1.0, ratio=ratio, error=error, same_weights=same_weights
+        before="ring=2",
+        after="cfg=2",
+        change=ratio,
+        load=1.0,
+        back=0.1,
+        ratio=ratio,
+        error=error,
+        same_weights=same_weights,
     )
     assert found.failed == failed
     assert found.describe().startswith("FAILED" if failed else "passed")
