@@ -141,11 +141,11 @@ def values_read(rank: int) -> int:
         _READ.append(0)
         read = WeightSource.read
 
-        def counted(self: WeightSource, *args: Any, into: Tensor) -> None:
-            _READ[0] += into.numel()
-            read(self, *args, into=into)
+        def counted(self: WeightSource, *args: Any, **options: Any) -> None:
+            _READ[0] += options["into"].numel()
+            read(self, *args, **options)
 
-        WeightSource.read = counted  # type: ignore[assignment, method-assign]
+        WeightSource.read = counted  # type: ignore[method-assign]
     return _READ[0]
 
 

@@ -23,8 +23,8 @@ def test_each_layout_after_each_other_gives_the_same(pools, checkpoints, loras, 
     overlay, replaced = write_overlay(tmp_path, model, [name for name in model.state_dict() if "blocks.1" in name])
     for number, layout in enumerate(CHAIN):
         by_branch = (loras[: number % 3], loras[: (number + 1) % 3])
-        changed = (overlay, replaced) if number % 2 else (None, None)
-        check(pools, path, 3, layout, by_branch, *changed, sizes=sizes)
+        change, merged = (overlay, replaced) if number % 2 else (None, None)
+        check(pools, path, 3, layout, by_branch, change, merged, sizes=sizes)
 
 
 def test_the_way_back_reads_nothing_unless_a_rank_has_rested(pools, checkpoints):

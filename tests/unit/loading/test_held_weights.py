@@ -177,7 +177,7 @@ def test_a_copy_without_room_leaves_the_rest_for_later(monkeypatch):
     source = files()
     held = held_of(source, WHOLE)
     module, _ = fill(source, held, FIRST)
-    clone, copies = torch.Tensor.clone, []
+    clone, copies = torch.Tensor.clone, list[torch.Tensor]()
 
     def clone_once(tensor, **options):
         if copies:
