@@ -134,7 +134,7 @@ class Engine:
     def rest(self) -> None:
         """Free what is kept for a request that has not come. No rank waits for another."""
         with torch.inference_mode():
-            self._memory.leave_beyond()
+            self._memory.free_spare()
 
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
         """Loaded models, bytes of device memory, and number of transformer forwards. Safe to call from any thread."""

@@ -1,7 +1,7 @@
 """Weights that a rank holds when it is to hold another part of the same transformer.
 
 What both parts have stays where it is. The rest of the old part stays too as long as there is room, so that the way
-back costs nothing. What the rank does not hold is read from the files.
+back costs little. What the rank does not hold is read from the files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,12 +14,10 @@ from ..interfaces.tensor_cuts import Slices
 from ..progress import PROGRESS
 from .weight_source import WeightSource
 
-Parts = tuple[slice, ...] | None
+_Ranges = tuple[slice, ...] | None
 """Slices of a parameter's dim; None for the whole parameter."""
-Cut = tuple[int, tuple[slice, ...]]
-"""The dim of a parameter that is cut, and its slices."""
 _HALF = 2
-"""Bytes of a number from which on torch multiplies by it in any layout. Kernels for smaller ones want whole rows."""
+"""Bytes of a number from which on torch multiplies by columns of a matrix. Kernels for smaller ones want whole rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,39 +57,88 @@ class Held:
     Attributes:
         tensor: the slices of the parameter, concatenated.
         dim: the dim that is cut.
-        parts: the slices.
+        ranges: the slices.
     """
 
     tensor: Tensor
     dim: int
-    parts: Parts
+    ranges: _Ranges
 
-    def axis(self, dim: int, wanted: Parts) -> int | None:
-        """Return the dim along which parts of both can be compared; None if they are cut along two dims."""
-        if wanted is None:
-            return self.dim
-        return dim if self.parts is None or self.dim == dim else None
-
-    def pieces(self, dim: int, wanted: tuple[slice, ...]) -> list[Piece]:
-        """Return what is wanted along a dim as pieces, in its order.
+    def used_for(self, empty: Tensor, dim: int, wanted: _Ranges) -> "_Use | None":
+        """Return how a weight is made from this; None if nothing of it is here.
 
         Args:
-            dim: one that ``axis`` returns.
+            empty: of the weight's shape, on the meta device.
+            dim: the dim of the parameter that ``wanted`` slices.
+            wanted: what the weight has of the parameter.
         """
-        have = (slice(0, self.tensor.shape[dim]),) if self.parts is None else self.parts
+        if wanted is None and self.ranges is None:
+            return _Use(held=self, dim=0, pieces=(), view=self.tensor)
+        if wanted is not None and self.ranges is not None and dim != self.dim:
+            return None
+        dim = self.dim if wanted is None else dim
+        pieces = self._pieces(dim, (slice(0, empty.shape[dim]),) if wanted is None else wanted)
+        if all(piece.place is None for piece in pieces):
+            return None
+        return _Use(held=self, dim=dim, pieces=pieces, view=self._view(dim, pieces))
+
+    def _pieces(self, dim: int, wanted: tuple[slice, ...]) -> tuple[Piece, ...]:
+        """Return what is wanted along a dim as pieces, in its order."""
+        have = (slice(0, self.tensor.shape[dim]),) if self.ranges is None else self.ranges
         pieces: list[Piece] = []
-        for part in wanted:
-            for piece in _found(part, have):
+        for stretch in wanted:
+            for piece in _found(stretch, have):
                 joined = pieces[-1].joined(piece) if pieces else None
                 pieces[-1:] = [joined] if joined else [*pieces[-1:], piece]
-        return pieces
+        return tuple(pieces)
 
-    def view(self, dim: int, pieces: list[Piece]) -> Tensor | None:
-        """Return the pieces without a copy; None if they are several, or kernels may not take them so."""
+    def _view(self, dim: int, pieces: tuple[Piece, ...]) -> Tensor | None:
+        """Return one piece without a copy; None if they are several, or kernels had better have a copy.
+
+        On a GPU, a kernel may depend on how far apart rows are, and a copy takes next to no time.
+        """
         if len(pieces) > 1 or pieces[0].place is None:
             return None
         view = _narrow(self.tensor, dim, pieces[0].place)
-        return view if view.is_contiguous() or (view.is_floating_point() and view.itemsize >= _HALF) else None
+        strided = view.device.type == "cpu" and view.is_floating_point() and view.itemsize >= _HALF
+        return view if strided or view.is_contiguous() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Use:
+    """How a weight is made from what is held of its parameter.
+
+    Attributes:
+        held: what is held.
+        dim: the dim that is cut.
+        pieces: the weight's stretches along it; none if the weight is all that is held.
+        view: the weight without a copy; None if it has to be copied.
+    """
+
+    held: Held
+    dim: int
+    pieces: tuple[Piece, ...]
+    view: Tensor | None
+
+    @property
+    def leaves_some(self) -> bool:
+        """Whether all of the weight is held, and more."""
+        wanted = sum(piece.length for piece in self.pieces)
+        return 0 < wanted < self.held.tensor.shape[self.dim] and all(piece.place for piece in self.pieces)
+
+    def made(self, name: str, empty: Tensor, source: WeightSource) -> Tensor:
+        """Return the weight; what is not held is read."""
+        if self.view is not None:
+            return self.view
+        weight, position = torch.empty(empty.shape, dtype=empty.dtype, device=self.held.tensor.device), 0
+        for piece in self.pieces:
+            target = weight.narrow(self.dim, position, piece.length)
+            if piece.place is None:
+                source.read(name, self.dim, (piece.of,), None, into=target)
+            else:
+                target.copy_(_narrow(self.held.tensor, self.dim, piece.place))
+            position += piece.length
+        return weight
 
 
 class HeldWeights:
@@ -101,7 +148,7 @@ class HeldWeights:
         held: by the parameter's name.
 
     Attributes:
-        spare: bytes that it keeps from being freed, beyond those of the part that was filled from it.
+        spare: bytes that it keeps from being freed: all, or those beyond a part once that is filled from it.
     """
 
     def __init__(self, held: Mapping[str, Held]) -> None:
@@ -115,7 +162,7 @@ class HeldWeights:
         Args:
             slices: of the parameters that were cut.
         """
-        return cls({name: _held(each.detach(), slices.get(name)) for name, each in _parameters(module).items()})
+        return cls({name: _held(each.detach(), slices, name) for name, each in _parameters(module).items()})
 
     def joined(self, more: "HeldWeights") -> "HeldWeights":
         """Return what both hold; of a parameter that is in both, what ``more`` holds."""
@@ -125,6 +172,17 @@ class HeldWeights:
         """Return what is held of the other parameters."""
         return HeldWeights({name: each for name, each in self._held.items() if name not in names})
 
+    def missing(self, module: nn.Module, slices: Slices) -> int:
+        """Return the bytes that filling a part takes beside what is held, less those that it frees."""
+        missing = 0
+        for name, empty in _parameters(module).items():
+            use = self._use(name, empty, slices)
+            if use is None or use.view is None:
+                missing += empty.nbytes
+            if use and use.view is None and not use.leaves_some:
+                missing -= use.held.tensor.nbytes
+        return missing
+
     def fill(self, module: nn.Module, slices: Slices, source: WeightSource) -> frozenset[str]:
         """Give a part on the meta device those of its parameters of which something is held; return their names.
 
@@ -133,31 +191,35 @@ class HeldWeights:
         """
         filled = set()
         for name, empty in _parameters(module).items():
-            weight = self._weight(name, empty, slices.get(name), source)
-            if weight is not None:
+            use = self._use(name, empty, slices)
+            if use:
                 PROGRESS.tick()
                 owner, _, leaf = name.rpartition(".")
-                setattr(module.get_submodule(owner), leaf, nn.Parameter(weight, requires_grad=False))
+                weight = nn.Parameter(use.made(name, empty, source), requires_grad=False)
+                setattr(module.get_submodule(owner), leaf, weight)
                 filled.add(name)
-        self.spare = self._beyond(module)
+            if not (use and use.leaves_some) and slices.get(name, (0, None))[1] != ():
+                self._held.pop(name, None)
+            del use  # it would keep what is held until the next one
+        self._count(module)
         return frozenset(filled)
 
-    def leave(self, module: nn.Module) -> bool:
+    def free_spare(self, module: nn.Module) -> bool:
         """Free what is held beyond a part. Its parameters that are views get memory of their own, one by one.
 
         Returns:
             Whether anything was freed. Ends early where a copy has no room.
         """
         parameters, before = _parameters(module), len(self._held)
-        for name in sorted(self._held, key=parameters.__contains__):  # what needs no copy first: it makes room
-            parameter = parameters.get(name)
-            if parameter is not None and _is_view(parameter, self._held[name].tensor):
+        views = {name for name, each in self._held.items() if name in parameters and _is_view(parameters[name], each)}
+        for name in sorted(self._held, key=views.__contains__):  # what needs no copy makes room for the others
+            if name in views:
                 try:
-                    parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+                    parameters[name].data = parameters[name].data.clone(memory_format=torch.contiguous_format)
                 except torch.OutOfMemoryError:
                     break
             del self._held[name]
-        self.spare = self._beyond(module)
+        self._count(module)
         return len(self._held) < before
 
     def clear(self) -> None:
@@ -165,55 +227,35 @@ class HeldWeights:
         self._held.clear()
         self.spare = 0
 
-    def _beyond(self, module: nn.Module) -> int:
-        parameters = _parameters(module)
-        views = (
-            name for name, each in self._held.items() if name in parameters and _is_view(parameters[name], each.tensor)
-        )
-        return sum(each.tensor.nbytes for each in self._held.values()) - sum(parameters[name].nbytes for name in views)
+    def _use(self, name: str, empty: Tensor, slices: Slices) -> _Use | None:
+        held, (dim, wanted) = self._held.get(name), slices.get(name, (0, None))
+        return None if held is None or wanted == () else held.used_for(empty, dim, wanted)
 
-    def _weight(self, name: str, empty: Tensor, cut: Cut | None, source: WeightSource) -> Tensor | None:
-        """Return a parameter's weight; None if nothing of it is held."""
-        held, (dim, wanted) = self._held.pop(name, None), cut or (0, None)
-        if held is None:
-            return None
-        if wanted == ():
-            self._held[name] = held
-            return None
-        if wanted is None and held.parts is None:
-            return held.tensor
-        axis = held.axis(dim, wanted)
-        if axis is None:
-            return None
-        pieces = held.pieces(axis, wanted or (slice(0, empty.shape[axis]),))
-        if all(piece.place is None for piece in pieces):
-            return None
-        if held.tensor.numel() > empty.numel() and not any(piece.place is None for piece in pieces):
-            self._held[name] = held
-        if (view := held.view(axis, pieces)) is not None:
-            return view
-        weight = torch.empty(empty.shape, dtype=empty.dtype, device=held.tensor.device)
-        _copy(pieces, held.tensor, name, axis, weight, source)
-        return weight
+    def _count(self, module: nn.Module) -> None:
+        parameters = _parameters(module)
+        views = (name for name, each in self._held.items() if name in parameters and _is_view(parameters[name], each))
+        self.spare = sum(each.tensor.nbytes for each in self._held.values()) - sum(
+            parameters[name].nbytes for name in views
+        )
 
 
 def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return dict(module.named_parameters(remove_duplicate=False))
 
 
-def _held(tensor: Tensor, cut: Cut | None) -> Held:
-    dim, parts = cut or (0, None)
-    return Held(tensor=tensor, dim=dim, parts=parts)
+def _held(tensor: Tensor, slices: Slices, name: str) -> Held:
+    dim, ranges = slices.get(name, (0, None))
+    return Held(tensor=tensor, dim=dim, ranges=ranges)
 
 
 def _found(wanted: slice, have: tuple[slice, ...]) -> Iterator[Piece]:
     """Yield the pieces of one stretch."""
-    starts = [sum(part.stop - part.start for part in have[:i]) for i in range(len(have))]
+    starts = [sum(each.stop - each.start for each in have[:i]) for i in range(len(have))]
     position = wanted.start
     while position < wanted.stop:
-        inside = next((i for i, part in enumerate(have) if part.start <= position < part.stop), None)
+        inside = next((i for i, each in enumerate(have) if each.start <= position < each.stop), None)
         if inside is None:
-            stop = min([wanted.stop, *(part.start for part in have if part.start > position)])
+            stop = min([wanted.stop, *(each.start for each in have if each.start > position)])
             yield Piece(of=slice(position, stop), place=None)
         else:
             stop = min(wanted.stop, have[inside].stop)
@@ -222,22 +264,11 @@ def _found(wanted: slice, have: tuple[slice, ...]) -> Iterator[Piece]:
         position = stop
 
 
-def _copy(pieces: list[Piece], held: Tensor, name: str, dim: int, into: Tensor, source: WeightSource) -> None:
-    position = 0
-    for piece in pieces:
-        target = into.narrow(dim, position, piece.length)
-        if piece.place is None:
-            source.read(name, dim, (piece.of,), None, into=target)
-        else:
-            target.copy_(_narrow(held, dim, piece.place))
-        position += piece.length
-
-
-def _is_view(parameter: Tensor, of: Tensor) -> bool:
-    """Whether a parameter is a part of a tensor."""
-    same = parameter.untyped_storage().data_ptr() == of.untyped_storage().data_ptr()
+def _is_view(parameter: Tensor, held: Held) -> bool:
+    """Whether a parameter is a part of what is held."""
+    same = parameter.untyped_storage().data_ptr() == held.tensor.untyped_storage().data_ptr()
     return same and parameter.numel() > 0
 
 
-def _narrow(tensor: Tensor, dim: int, part: slice) -> Tensor:
-    return tensor.narrow(dim, part.start, part.stop - part.start)
+def _narrow(tensor: Tensor, dim: int, stretch: slice) -> Tensor:
+    return tensor.narrow(dim, stretch.start, stretch.stop - stretch.start)

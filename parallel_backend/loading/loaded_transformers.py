@@ -14,7 +14,6 @@ from ..interfaces.family import Family
 from ..protocol.model_spec import Adapter, Overlay
 from .compiled_blocks import CompiledBlocks
 from .cpu_store import share
-from .held_weights import HeldWeights
 from .offload_plan import ALL, SLOTS, UNDECIDED, PartSizes, TransformerClaim, decide, lacks_cpu_memory, with_slack
 from .parts import Parts, free
 from .room import claims_of_all
@@ -138,8 +137,9 @@ class Transformers:
         """
         held = WeightPart.on(mesh)
         if not self._holds(name, held):
-            self._leave(name, held)
-        if not self.parts.has(name):
+            self._drop_other_part(name, held)
+        missing = not self.parts.has(name)
+        if missing:
             self._meshes.pop(name, None)
             if not held.alone:
                 self._meshes[name] = mesh
@@ -147,6 +147,8 @@ class Transformers:
         agreed = self._agreed[name]
         taken = None if agreed.resident == ALL else agreed.sizes.on_device(agreed.resident)
         family = self.parts.get(name, lambda: self._load(mesh, name, plans), taken)
+        if missing or compiled:
+            self._keep_spare(name, compiled=compiled, ranks=mesh.all_ranks.size)
         self.parts.changed_by(name, lambda changes: changes.use(adapters, overlay, compiled=compiled))
         family.changes = (tuple(adapters), overlay)
         if compiled or name in self.parts.compiled:
@@ -237,37 +239,43 @@ class Transformers:
             if store:
                 self.parts.stores[name] = store
 
-    def _leave(self, name: str, wanted: WeightPart) -> None:
+    def _drop_other_part(self, name: str, wanted: WeightPart) -> None:
         """Free this rank's other part, but not its weights unless it, or what is wanted, streams or is shared."""
         held, agreed = self._held.get(name), self._agreed[name]
         streams = agreed.resident != ALL or name in self.parts.stores
         if not self.parts.has(name) or held is None or held.sharers or wanted.sharers or streams:
             self.parts.drop(name)
         else:
-            self.parts.take(name)
+            self.parts.drop_for_part(name)
 
     def _load(self, mesh: RankMesh, name: str, plans: dict[str, PlannedTransformer]) -> Family:
         agreed = self._agreed[name]
         plan = plans.pop(name) if name in plans else self._plan(mesh, name, agreed.resident)
-        ranks = mesh.all_ranks.size
-        held = self._make_room(name, plan.nbytes, ranks)
-        family = plan.fill(self.parts.stores.get(name), held)
-        if held and self.parts.memory.lacks(self._work, ranks):
-            held.leave(family.module)
+        self._make_room(name, plan, mesh.all_ranks.size)
+        family = plan.fill(self.parts.stores.get(name), self.parts.held.get(name))
         changes = WeightChanges(family.module, name, plan.class_name, plan.source, plan.slices, plan.blocks)
         self.parts.track(name, changes)
         return family
 
-    def _make_room(self, name: str, nbytes: int, ranks: int) -> HeldWeights | None:
-        """Make room for a part, and return the weights that are held of it, if they can stay."""
-        held, memory = self.parts.beyond.get(name), self.parts.memory
-        if held:
-            needed = max(0, nbytes - held.spare) + self._work
-            if not memory.lacks(needed, ranks):
-                return held
-            held.clear()
-        memory.free_up(nbytes + self._work, self.parts, ranks=ranks)
-        return None
+    def _make_room(self, name: str, plan: PlannedTransformer, ranks: int) -> None:
+        held, memory = self.parts.held.get(name), self.parts.memory
+        if held is not None and held.spare:
+            memory.free_up(held.missing(plan.family.module, plan.slices) + self._work, self.parts, ranks=ranks)
+        if held is None or not held.spare:  # they may just have made room
+            memory.free_up(plan.nbytes + self._work, self.parts, ranks=ranks)
+
+    def _keep_spare(self, name: str, *, compiled: bool, ranks: int) -> None:
+        """Keep what is held beyond a part that has been loaded if as much as the part is free beside it.
+
+        Compiled code is not compiled anew when they are freed later.
+        """
+        held, memory = self.parts.held.get(name), self.parts.memory
+        if (
+            held is not None
+            and held.spare
+            and (compiled or memory.lacks(self._agreed[name].sizes.whole + self._work, ranks))
+        ):
+            memory.free_spare()
 
     def _plan(self, mesh: RankMesh, name: str, resident: int) -> PlannedTransformer:
         return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name, resident)

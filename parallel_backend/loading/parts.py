@@ -35,7 +35,7 @@ class Parts:
         loads: number of component loads so far.
         stores: the machine's memory from which blocks of a component stream, by the component's name.
         compiled: the compiled blocks of a component, by its name.
-        beyond: what is held of a transformer beyond the part that is loaded, if one is, by its name.
+        held: weights of a transformer that are held beyond the part that is loaded, or for one, by its name.
     """
 
     def __init__(self, name: str, memory: "DeviceMemory") -> None:
@@ -43,7 +43,7 @@ class Parts:
         self.loads = 0
         self.stores: dict[str, CpuStore] = {}
         self.compiled: dict[str, CompiledBlocks] = {}
-        self.beyond: dict[str, HeldWeights] = {}
+        self.held: dict[str, HeldWeights] = {}
         self._parts: dict[str, Any] = {}
         self._bytes: dict[str, int] = {}
         self._changes: dict[str, WeightChanges] = {}
@@ -58,10 +58,10 @@ class Parts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the loaded components take on this rank, with their LoRAs and what is kept beyond them."""
+        """Bytes that the loaded components take on this rank, with their LoRAs and what is held beyond them."""
         weights = sum(self._bytes.get(name, 0) for name in self._parts)
-        beyond = sum(each.spare for each in list(self.beyond.values()))
-        return weights + beyond + sum(changes.nbytes for changes in list(self._changes.values()))
+        held = sum(each.spare for each in list(self.held.values()))
+        return weights + held + sum(changes.nbytes for changes in list(self._changes.values()))
 
     def drop(self, name: str) -> None:
         """Free a component; its next use loads it again."""
@@ -69,23 +69,23 @@ class Parts:
             self.memory.forget_runs()
         self._parts.pop(name, None)
         self._changes.pop(name, None)  # it holds the component
-        self.beyond.pop(name, None)
+        self.held.pop(name, None)
         if blocks := self.compiled.pop(name, None):
             blocks.use(False)  # what is compiled refers to itself
 
-    def take(self, name: str) -> None:
+    def drop_for_part(self, name: str) -> None:
         """Free a transformer but for its weights, which its next part may use."""
-        held = self._changes[name].held(self.beyond.get(name))
+        held = self._changes[name].held(self.held.get(name))
         self.drop(name)
         free(self.memory.device)  # the transformer refers to itself, and would keep weights that its next part frees
-        self.beyond[name] = held
+        self.held[name] = held
 
-    def leave_beyond(self) -> bool:
-        """Free what is held beyond the parts that are loaded; return whether there was any."""
+    def free_spare(self) -> bool:
+        """Free weights that are held beyond the parts that are loaded; return whether there were any."""
         freed = False
-        for name, held in list(self.beyond.items()):
-            if part := self._parts.get(name):
-                freed |= held.leave(part.module)
+        for name, held in list(self.held.items()):
+            if name in self._parts:
+                freed |= held.free_spare(self._parts[name].module)
             else:
                 freed |= held.spare > 0
                 held.clear()
@@ -212,7 +212,7 @@ class DeviceMemory:
             log.warning("the device is full: freeing tensors of earlier requests")
             free(self.device)
             return True
-        if self.leave_beyond():
+        if self.free_spare():
             log.warning("the device is full: freeing weights that only other layouts need")
             return True
         freed = [model.name for model in self._all() if model.forget_idle()]
@@ -229,9 +229,9 @@ class DeviceMemory:
         free(self.device)
         return True
 
-    def leave_beyond(self) -> bool:
+    def free_spare(self) -> bool:
         """Free weights that only other layouts need; return whether there were any."""
-        freed = [model.leave_beyond() for model in self._all()]
+        freed = [model.free_spare() for model in self._all()]
         if not any(freed):
             return False
         free(self.device)

@@ -82,14 +82,14 @@ class WeightChanges:
         names = homes.keys() if before != contents else homes.keys() & (overlaid_before | self._changed.overlaid)
         partial.read_parameters(self._module, self._changed, self._slices, only=names, homes=homes)
 
-    def held(self, beyond: HeldWeights | None) -> HeldWeights:
-        """Return what the transformer holds of the files' weights.
+    def held(self, more: HeldWeights | None) -> HeldWeights:
+        """Return what is held of the files' weights.
 
         Args:
-            beyond: what it was filled from and has less of; None if there is nothing.
+            more: what is held beyond the transformer; None if nothing is.
         """
         own = HeldWeights.of(self._module, self._slices)
-        return (own.joined(beyond) if beyond else own).without(self._overlaid)
+        return (own if more is None else own.joined(more)).without(self._overlaid)
 
     @property
     def nbytes(self) -> int:

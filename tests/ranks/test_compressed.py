@@ -98,13 +98,18 @@ def files(model, tmp_path_factory):
     return file
 
 
-def check(pools, file, layout):
+def check_values(pools, file, layout, ranks):
     path, wanted = file
-    ranks = ParallelLayout.parse(layout).ranks
     message, tensors = requests.forward(requests.spec(path, layout), Case(texts=(9,)))
     answers = pools(ranks).run(driver.handle, message, tensors)
     assert [answer["error"] for answer in answers] == [None] * ranks
     assert requests.relative_error(answers[0]["tensors"]["0"], wanted) <= CLOSE
+
+
+def check(pools, file, layout):
+    path, _ = file
+    ranks = ParallelLayout.parse(layout).ranks
+    check_values(pools, file, layout, ranks)
     held = sum(pools(ranks).run(driver.held_bytes, "blocks."))
     assert held <= FILE * expected_bytes(path, ParallelLayout.parse(layout))
 
@@ -139,6 +144,12 @@ def test_the_ranks_hold_whole_blocks():
         compression=Compression(format="Q4_K", block=256, block_bytes=144),
     )  # fmt: skip
     assert [widening(weight, 128, ranks) for ranks in (1, 2, 3)] == [1.0, 1.0, 1.5]
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_each_layout_after_each_other_equals_the_decoded_weights(pools, files, name):
+    for layout in ("ulysses=3", "tensor=3", "tensor=2", "ulysses=2", "pipe=2 patches=1", "tensor=3"):
+        check_values(pools, files(name), layout, 3)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,10 +1,12 @@
 """A model goes from layout to layout; each gives what diffusers gives, and what the ranks hold is not read again."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from tests.ranks import driver
+from tests.ranks import driver, requests
+from tests.ranks.requests import Case
 from tests.ranks.test_room import limit
 from tests.ranks.test_weight_changes import check, loras
 from tests.support import tiny
@@ -25,6 +27,18 @@ def test_each_layout_after_each_other_gives_the_same(pools, checkpoints, loras, 
         by_branch = (loras[: number % 3], loras[: (number + 1) % 3])
         change, merged = (overlay, replaced) if number % 2 else (None, None)
         check(pools, path, 3, layout, by_branch, change, merged, sizes=sizes)
+
+
+def test_compiled_blocks_keep_nothing_that_only_another_layout_needs(pools, checkpoints, compiled_eagerly):
+    compiled_eagerly(3)
+    path, sizes = checkpoints(heads=3, seed=11), tiny.Tiny(heads=3, seed=11)
+    check(pools, path, 3, "ulysses=3", ((), ()), sizes=sizes)
+    check(pools, path, 3, "tensor=3", ((), ()), sizes=sizes)
+    kept = pools(3).run(driver.bytes_held_of, str(path))
+    message, tensors = requests.forward(replace(requests.spec(path, "tensor=3"), compile="blocks"), Case())
+    pools(3).run(driver.handle, message, tensors)
+    after = pools(3).run(driver.bytes_held_of, str(path))
+    assert all(now < 0.6 * before for now, before in zip(after, kept, strict=True))
 
 
 def test_the_way_back_reads_nothing_unless_a_rank_has_rested(pools, checkpoints):

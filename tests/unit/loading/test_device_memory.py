@@ -15,12 +15,12 @@ from parallel_backend.loading.parts import DeviceMemory, Parts
 class _Model:
     """Stands for a checkpoint of which each component takes 10 bytes, idle factors and spare weights 5."""
 
-    def __init__(self, name, *parts, factors=False, beyond=False):
-        self.name, self.parts, self.factors, self.beyond = name, list(parts), factors, beyond
+    def __init__(self, name, *parts, factors=False, spare=False):
+        self.name, self.parts, self.factors, self.spare = name, list(parts), factors, spare
 
     @property
     def nbytes(self):
-        return 10 * len(self.parts) + 5 * self.factors + 5 * self.beyond
+        return 10 * len(self.parts) + 5 * self.factors + 5 * self.spare
 
     def has(self, name):
         return name in self.parts
@@ -28,8 +28,8 @@ class _Model:
     def drop(self, name):
         self.parts.remove(name)
 
-    def leave_beyond(self):
-        had, self.beyond = self.beyond, False
+    def free_spare(self):
+        had, self.spare = self.spare, False
         return had
 
     def forget_idle(self):
@@ -56,7 +56,7 @@ def left(models):
 
 def test_what_is_cheap_to_get_back_leaves_first(memory, models, caplog):
     caplog.set_level(logging.WARNING)
-    models[0].beyond = models[2].beyond = True
+    models[0].spare = models[2].spare = True
     while memory.free_next(models[0], keep=("transformer",)):
         pass
     assert [record.message for record in caplog.records] == [
@@ -108,7 +108,7 @@ def test_imports_are_frozen_once_and_before_anything_is_loaded(memory, monkeypat
 
 def test_weights_that_are_held_for_a_part_that_does_not_load_are_freed(memory):
     model = Parts("model", memory)
-    held = HeldWeights({"weight": Held(tensor=torch.zeros(3), dim=0, parts=None)})
-    model.beyond["transformer"] = held
+    held = HeldWeights({"weight": Held(tensor=torch.zeros(3), dim=0, ranges=None)})
+    model.held["transformer"] = held
     assert model.nbytes == 12
-    assert (model.leave_beyond(), model.nbytes, model.leave_beyond()) == (True, 0, False)
+    assert (model.free_spare(), model.nbytes, model.free_spare()) == (True, 0, False)

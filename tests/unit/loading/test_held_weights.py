@@ -100,7 +100,7 @@ def test_any_chain_of_parts_is_right(seed):
         parts = chance.choice([WHOLE, slices(*spans)])
         module, _ = fill(source, held, parts)
         if chance.random() < 0.5:
-            held.leave(module)
+            held.free_spare(module)
             assert held.spare == 0
         rest = {name: nn.Parameter(cut(weight, *cuts(parts).get(name, (0, None))), requires_grad=False)
                 for name, weight in source.weights.items()}  # fmt: skip
@@ -108,6 +108,19 @@ def test_any_chain_of_parts_is_right(seed):
             if module.get_parameter(name).is_meta:  # what nothing is held of, the loader reads
                 setattr(module.inner, name.removeprefix("inner."), each)
         held = HeldWeights.of(module, cuts(parts)).joined(held)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "missing"),
+    [
+        (WHOLE, WHOLE, 0.0), (WHOLE, FIRST, 0.0), (WHOLE, ODD, 0.5), (FIRST, WHOLE, 0.5), (ODD, FIRST, 0.0),
+        (FIRST, LAST, 0.5),
+    ],
+)  # fmt: skip
+def test_what_filling_takes_is_known_before(before, after, missing):
+    source, held = files(), held_of(files(), before)
+    whole = sum(each.nbytes for each in source.weights.values())
+    assert held.missing(part_of(source, after, "meta"), cuts(after)) == pytest.approx(missing * whole)
 
 
 def test_the_way_back_reads_nothing_until_what_is_beyond_is_left():
@@ -118,7 +131,7 @@ def test_the_way_back_reads_nothing_until_what_is_beyond_is_left():
         held = HeldWeights.of(module, cuts(parts)).joined(held)
     assert source.read_values == 0
     module, _ = fill(source, held, FIRST)
-    assert held.leave(module)
+    assert held.free_spare(module)
     fill(source, HeldWeights.of(module, cuts(FIRST)).joined(held), WHOLE)
     assert source.read_values == 10 * 6 * 2 + 6
 
@@ -131,8 +144,8 @@ def test_one_stretch_is_no_copy_until_the_rest_is_left():
     storages = {name: each.untyped_storage().data_ptr() for name, each in parent.named_parameters()}
     assert {name: each.untyped_storage().data_ptr() for name, each in module.named_parameters()} == storages
     assert held.spare == sum(each.nbytes for each in module.parameters())
-    assert held.leave(module)
-    assert (held.spare, held.leave(module)) == (0, False)
+    assert held.free_spare(module)
+    assert (held.spare, held.free_spare(module)) == (0, False)
     for name, each in module.named_parameters():
         assert each.untyped_storage().nbytes() == each.nbytes
         assert torch.equal(each, cut(whole.weights[name], *cuts(LAST)[name]))
@@ -151,13 +164,13 @@ def test_weights_that_the_part_lacks_stay_beyond_it():
     module = _Module({"rows": torch.empty(UNITS, 10, device="meta")})
     assert held.fill(module, {}, source) == {"inner.rows"}
     assert held.spare == source.weights["inner.columns"].nbytes + source.weights["inner.bias"].nbytes
-    assert held.leave(module)
+    assert held.free_spare(module)
     assert held.spare == 0
 
 
 def test_zeros_stand_for_nothing():
     source = files()
-    held = HeldWeights({"inner.bias": Held(tensor=torch.zeros(UNITS), dim=0, parts=())})
+    held = HeldWeights({"inner.bias": Held(tensor=torch.zeros(UNITS), dim=0, ranges=())})
     module = _Module({"bias": torch.empty(UNITS, device="meta")})
     assert held.fill(module, {}, source) == frozenset()
     held = held_of(source, WHOLE)
@@ -187,9 +200,9 @@ def test_a_copy_without_room_leaves_the_rest_for_later(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "clone", clone_once)
     before = held.spare
-    assert held.leave(module)
+    assert held.free_spare(module)
     assert 0 < held.spare < before
-    assert not held.leave(module)
+    assert not held.free_spare(module)
     monkeypatch.undo()
-    assert held.leave(module)
+    assert held.free_spare(module)
     assert held.spare == 0
