@@ -5,6 +5,7 @@ from unittest.mock import Mock
 import pytest
 import torch.distributed as dist
 
+from parallel_backend.protocol import frames
 from parallel_backend.rank import worker
 from parallel_backend.rank.worker import REST_TIMEOUT, WAIT_TIMEOUT, Worker
 
@@ -17,7 +18,8 @@ class _EndError(Exception):
 
 def waits(monkeypatch, rank, *events):
     """What a rank does in turn, in seconds that it waits and words, if these come of its waiting."""
-    done, coming = [], iter(events)
+    done: list[str | float] = []
+    coming = iter(events)
 
     def comes(seconds):
         done.append(seconds)
@@ -30,14 +32,18 @@ def waits(monkeypatch, rank, *events):
         if not comes(timeout.total_seconds()):
             raise dist.DistStoreError
 
+    def run_request(*_, **__):
+        done.append("request")
+        return (None,)
+
     engine, link, store = Mock(), Mock(), Mock(wait=wait)
     link.take.side_effect = lambda seconds: comes(seconds) or None
     engine.rest.side_effect = lambda: done.append("rest")
     monkeypatch.setattr(Worker, "_lead", lambda *_: done.append("request"))
-    monkeypatch.setattr(Worker, "_run_request", lambda *_, **__: (done.append("request"),))
+    monkeypatch.setattr(Worker, "_run_request", run_request)
     monkeypatch.setattr(Worker, "_mark_read", lambda *_: None)
     monkeypatch.setattr(worker, "report_end", lambda *_: None)
-    monkeypatch.setattr(worker.frames, "unpack", Mock())
+    monkeypatch.setattr(frames, "unpack", Mock())
     with pytest.raises(_EndError):
         Worker(rank=rank, world_size=2, engine=engine, link=link, store=store).run()
     return done
