@@ -31,13 +31,13 @@ def test_what_it_cannot_measure_is_refused(words, message):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "error", "same_weights", "failed"),
+    ("ratio", "error", "held", "failed"),
     [
         (0.3, 0.0, True, False), (0.4, 0.0, True, True), (0.9, 0.0, False, False), (0.3, 1e-4, True, True),
         (0.3, float("nan"), False, True),
     ],
 )  # fmt: skip
-def test_what_takes_too_long_or_differs_fails(ratio, error, same_weights, failed):
+def test_what_takes_too_long_or_differs_fails(ratio, error, held, failed):
     found = relayout.Change(
         before="ring=2",
         after="cfg=2",
@@ -46,7 +46,7 @@ def test_what_takes_too_long_or_differs_fails(ratio, error, same_weights, failed
         back=0.1,
         ratio=ratio,
         error=error,
-        same_weights=same_weights,
+        held=held,
     )
     assert found.failed == failed
     assert found.describe().startswith("FAILED" if failed else "passed")
