@@ -222,7 +222,9 @@ class Engine:
         return {str(i): weight for i, weight in enumerate(weights)} | {"dtype": torch.empty(0, dtype=components.dtype)}
 
     def _unload(self, request: ActiveRequest[Unload]) -> Tensors:
-        if not request.message.only_cache:
+        if request.message.only_cache:
+            self._memory.free_spare()
+        else:
             self._runs.clear()
             self._models.pop(_key(request.message.model), None)
             self._agreements.forget_layouts(request.message.model.identity)

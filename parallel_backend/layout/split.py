@@ -104,4 +104,4 @@ class Split:
             if share < _LESS * even:
                 less.setdefault(f"{share:.0%}", []).append(str(rank))
         parts = [f"rank{'s' * (len(ranks) > 1)} {' and '.join(ranks)}: {share}" for share, ranks in less.items()]
-        return f"less than an even share of {even:.0%} for {', '.join(parts)}, by their speeds" if parts else ""
+        return f"less than an even share of {even:.0%} for {', '.join(parts)}, by balance" if parts else ""

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..distributed.device_memory import ran_out
 from ..interfaces.tensor_cuts import Slices
 from ..progress import PROGRESS
 from .weight_source import WeightSource
 
 _Ranges = tuple[slice, ...] | None
 """Slices of a parameter's dim; None for the whole parameter."""
-_HALF = 2
+_LEAST_ITEMSIZE = 2
 """Bytes of a number from which on torch multiplies by columns of a matrix. Kernels for smaller ones want whole rows."""
 
 
@@ -72,7 +73,7 @@ class Held:
             dim: the dim of the parameter that ``wanted`` slices.
             wanted: what the weight has of the parameter.
         """
-        if wanted is None and self.ranges is None:
+        if wanted == self.ranges and (wanted is None or dim == self.dim):
             return _Use(held=self, dim=0, pieces=(), view=self.tensor)
         if wanted is not None and self.ranges is not None and dim != self.dim:
             return None
@@ -100,7 +101,7 @@ class Held:
         if len(pieces) > 1 or pieces[0].place is None:
             return None
         view = _narrow(self.tensor, dim, pieces[0].place)
-        strided = view.device.type == "cpu" and view.is_floating_point() and view.itemsize >= _HALF
+        strided = view.device.type == "cpu" and view.is_floating_point() and view.itemsize >= _LEAST_ITEMSIZE
         return view if strided or view.is_contiguous() else None
 
 
@@ -173,7 +174,7 @@ class HeldWeights:
         return HeldWeights({name: each for name, each in self._held.items() if name not in names})
 
     def missing(self, module: nn.Module, slices: Slices) -> int:
-        """Return the bytes that filling a part takes beside what is held, less those that it frees."""
+        """Return the bytes that filling a part takes at most, beside what is held and less what it frees of that."""
         missing = 0
         for name, empty in _parameters(module).items():
             use = self._use(name, empty, slices)
@@ -211,12 +212,14 @@ class HeldWeights:
             Whether anything was freed. Ends early where a copy has no room.
         """
         parameters, before = _parameters(module), len(self._held)
-        views = {name for name, each in self._held.items() if name in parameters and _is_view(parameters[name], each)}
+        views = self._views(parameters)
         for name in sorted(self._held, key=views.__contains__):  # what needs no copy makes room for the others
             if name in views:
                 try:
                     parameters[name].data = parameters[name].data.clone(memory_format=torch.contiguous_format)
-                except torch.OutOfMemoryError:
+                except RuntimeError as error:
+                    if not ran_out(error):
+                        raise
                     break
             del self._held[name]
         self._count(module)
@@ -233,10 +236,12 @@ class HeldWeights:
 
     def _count(self, module: nn.Module) -> None:
         parameters = _parameters(module)
-        views = (name for name, each in self._held.items() if name in parameters and _is_view(parameters[name], each))
-        self.spare = sum(each.tensor.nbytes for each in self._held.values()) - sum(
-            parameters[name].nbytes for name in views
-        )
+        shared = sum(parameters[name].nbytes for name in self._views(parameters))
+        self.spare = sum(each.tensor.nbytes for each in self._held.values()) - shared
+
+    def _views(self, parameters: Mapping[str, nn.Parameter]) -> set[str]:
+        """Return the names of the parameters that are views of what is held."""
+        return {name for name, each in self._held.items() if name in parameters and _is_view(parameters[name], each)}
 
 
 def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -148,7 +148,7 @@ class Transformers:
         taken = None if agreed.resident == ALL else agreed.sizes.on_device(agreed.resident)
         family = self.parts.get(name, lambda: self._load(mesh, name, plans), taken)
         if missing or compiled:
-            self._keep_spare(name, compiled=compiled, ranks=mesh.all_ranks.size)
+            self._limit_spare(name, compiled=compiled, ranks=mesh.all_ranks.size)
         self.parts.changed_by(name, lambda changes: changes.use(adapters, overlay, compiled=compiled))
         family.changes = (tuple(adapters), overlay)
         if compiled or name in self.parts.compiled:
@@ -241,9 +241,9 @@ class Transformers:
 
     def _drop_other_part(self, name: str, wanted: WeightPart) -> None:
         """Free this rank's other part, but not its weights unless it, or what is wanted, streams or is shared."""
-        held, agreed = self._held.get(name), self._agreed[name]
+        other, agreed = self._held.get(name), self._agreed[name]
         streams = agreed.resident != ALL or name in self.parts.stores
-        if not self.parts.has(name) or held is None or held.sharers or wanted.sharers or streams:
+        if not self.parts.has(name) or other is None or other.sharers or wanted.sharers or streams:
             self.parts.drop(name)
         else:
             self.parts.drop_for_part(name)
@@ -258,24 +258,27 @@ class Transformers:
         return family
 
     def _make_room(self, name: str, plan: PlannedTransformer, ranks: int) -> None:
-        held, memory = self.parts.held.get(name), self.parts.memory
-        if held is not None and held.spare:
-            memory.free_up(held.missing(plan.family.module, plan.slices) + self._work, self.parts, ranks=ranks)
-        if held is None or not held.spare:  # they may just have made room
+        """Make room for what loading a part takes. Where that frees what is held of it, all of it has to be read."""
+        weights, memory = self.parts.held.get(name), self.parts.memory
+        if weights is not None:
+            memory.free_up(weights.missing(plan.family.module, plan.slices), self.parts, ranks=ranks)
+        if weights is None or not weights.spare:
             memory.free_up(plan.nbytes + self._work, self.parts, ranks=ranks)
 
-    def _keep_spare(self, name: str, *, compiled: bool, ranks: int) -> None:
-        """Keep what is held beyond a part that has been loaded if as much as the part is free beside it.
+    def _limit_spare(self, name: str, *, compiled: bool, ranks: int) -> None:
+        """Make room for tensors beside a part, and free weights beyond it unless as much as the part is free.
 
-        Compiled code is not compiled anew when they are freed later.
+        Where blocks compile, none stay: freeing them later changes strides, and the code would be compiled again.
         """
-        held, memory = self.parts.held.get(name), self.parts.memory
-        if (
-            held is not None
-            and held.spare
-            and (compiled or memory.lacks(self._agreed[name].sizes.whole + self._work, ranks))
-        ):
-            memory.free_spare()
+        weights, memory = self.parts.held.get(name), self.parts.memory
+        if weights is None:
+            return
+        if compiled or memory.lacks(self._agreed[name].sizes.whole + self._work, ranks):
+            self.parts.free_spare()
+            free(self.device)
+        if not weights.spare:
+            del self.parts.held[name]
+        memory.free_up(self._work, self.parts, keep=(name,), ranks=ranks)
 
     def _plan(self, mesh: RankMesh, name: str, resident: int) -> PlannedTransformer:
         return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name, resident)

@@ -1,15 +1,22 @@
-"""Shares for devices of unequal speed: the ``balance`` of a layout on some machine."""
+"""Shares for devices of unequal speed or memory: the ``balance`` of a layout on some machine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..errors import InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
+from ..layout.split import Split
+from ..loading.offload_plan import with_slack
 from .compute import interpolated
 from .hardware.description import Device, Hardware
+from .memory import working
+from .request import Prompt
 
 _EQUAL, _EQUAL_CORES = 0.85, 0.62
 """Relative speeds above this count as equal: measurements vary by as much, and on CPU cores by more."""
+
+_FILLED = 0.95
+"""How much of what a device has room for the planner gives it: heads are shared whole."""
 
 Speed = Callable[[Device], float]
 
@@ -32,6 +39,30 @@ def by_speed(layout: ParallelLayout, hardware: Hardware) -> ParallelLayout | Non
     return None
 
 
+def by_memory(layout: ParallelLayout, prompt: Prompt, hardware: Hardware) -> ParallelLayout | None:
+    """Return a layout that cuts weights with smaller shares for devices that have no room for their own.
+
+    What these have no room for, the others share in proportion to their own shares.
+
+    Returns:
+        None where all have room, where all of them together have too little, and for layouts that are not ``tensor``
+        alone, or with ``cfg`` and ``data``.
+    """
+    sizes = prompt.sizes
+    if layout.tensor == 1 or layout.sequence > 1 or layout.pipe > 1:
+        return None
+    beside, blocks = sizes.outside + with_slack(working(prompt, layout)), sum(sizes.blocks)
+    most = [_FILLED * (each - beside) / blocks for each in _least(layout, hardware, lambda device: device.memory)]
+    shares = list(map(Split.of(layout).cut_share, range(layout.tensor)))
+    if min(most) <= 0 or sum(most) <= 1 or not _exceeding(shares, most):
+        return None
+    limited = _limited(shares, most)
+    try:
+        return replace(layout, balance=tuple(round(each / max(limited), 2) for each in limited), attention_balance=())
+    except InvalidRequest:  # shares too far apart
+        return None
+
+
 def equal_above(hardware: Hardware) -> float:
     """Return the relative speed above which a device of this hardware counts as fast as the fastest."""
     return _EQUAL_CORES if hardware.cores else _EQUAL
@@ -39,12 +70,33 @@ def equal_above(hardware: Hardware) -> float:
 
 def _relative(layout: ParallelLayout, hardware: Hardware, speed: Speed) -> tuple[float, ...]:
     """Return the speeds of the ranks of a group that shares a row. Of several groups, the slowest counts."""
-    slowest = [float("inf")] * layout.shares_row
+    slowest = _least(layout, hardware, speed)
+    return tuple(round(each / max(slowest), 2) for each in slowest)
+
+
+def _least(layout: ParallelLayout, hardware: Hardware, value: Callable[[Device], float]) -> list[float]:
+    """Return the least value of the devices at each place of a group that shares a row."""
+    least = [float("inf")] * layout.shares_row
     for rank in range(layout.ranks):
         place = layout.coordinates(rank)
         index = place["sequence"] * layout.tensor + place["tensor"]
-        slowest[index] = min(slowest[index], speed(hardware.devices[rank]))
-    return tuple(round(each / max(slowest), 2) for each in slowest)
+        least[index] = min(least[index], value(hardware.devices[rank]))
+    return least
+
+
+def _exceeding(shares: Sequence[float], most: Sequence[float]) -> set[int]:
+    return {place for place, share in enumerate(shares) if share > most[place] * (1 + 1e-9)}
+
+
+def _limited(shares: Sequence[float], most: Sequence[float]) -> list[float]:
+    """Return shares of 1 that exceed no limit. Limits add up to more than 1."""
+    full, limited = set[int](), list(shares)
+    while over := _exceeding(limited, most):
+        full |= over
+        left = 1 - sum(most[place] for place in full)
+        others = sum(share for place, share in enumerate(limited) if place not in full)
+        limited = [most[place] if place in full else share * left / others for place, share in enumerate(limited)]
+    return limited
 
 
 def _layers(device: Device) -> float:

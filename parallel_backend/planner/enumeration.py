@@ -8,7 +8,7 @@ from ..engine.validation import is_refused
 from ..errors import InvalidRequest
 from ..layout.choice import auto
 from ..layout.parallel_layout import ParallelLayout
-from .balancing import by_speed
+from .balancing import by_memory, by_speed
 from .hardware.description import Hardware
 from .request import Prompt
 
@@ -19,12 +19,14 @@ _ALL_COUNTS = 16
 def layouts(prompt: Prompt, hardware: Hardware, *, approximate: bool = False) -> list[ParallelLayout]:
     """Return every layout that works for a prompt, exact ones alone unless approximate ones are allowed.
 
-    Where devices are unequal, each layout that can share by their speeds comes with equal shares and with such.
+    Where devices are unequal, each layout that can share by their speeds comes with equal shares and with such. Where
+    one has no room for its part of the weights, the layout also comes with a smaller part for it.
     """
     found = []
     workload = prompt.plan(ParallelLayout()).workload(prompt.dtype.itemsize)
     for layout in _candidates(prompt, len(hardware.devices), approximate=approximate):
-        for shared in filter(None, (layout, by_speed(layout, hardware))):
+        shares = [each for each in (layout, by_speed(layout, hardware)) if each]
+        for shared in filter(None, (*shares, *(by_memory(each, prompt, hardware) for each in shares))):
             if not is_refused(shared, workload) and not (prompt.compiled and layout.dsp > 1):
                 found.append(shared)
     return list(dict.fromkeys(found))

@@ -47,14 +47,20 @@ class Room:
         return self.fits and not self.streams
 
 
-def taken(sizes: PartSizes, layout: ParallelLayout) -> int:
-    """Return about what the rank with the largest part holds of the weights."""
+def taken(sizes: PartSizes, layout: ParallelLayout, rank: int) -> int:
+    """Return about what a rank holds of the weights."""
     if layout.shard_weights:
         return sizes.shared_by(layout.sequence)
+    place = layout.coordinates(rank)
     if layout.pipe > 1:
-        return sizes.outside + max(_stages(sizes, layout.pipe))
-    largest = max(map(Split.of(layout).cut_share, range(layout.tensor)))
-    return sizes.outside + int(sum(sizes.blocks) * largest)
+        return sizes.outside + _stages(sizes, layout.pipe)[place["pipe"]]
+    return sizes.outside + int(sum(sizes.blocks) * Split.of(layout).cut_share(place["tensor"]))
+
+
+def working(prompt: Prompt, layout: ParallelLayout) -> int:
+    """Return the bytes of the busiest rank's tensors."""
+    name, plan, itemsize = prompt.model.class_name, prompt.plan(layout), prompt.dtype.itemsize
+    return max(forward_bytes(name, plan, rank, itemsize) for rank in range(layout.ranks))
 
 
 def _stages(sizes: PartSizes, stages: int) -> list[int]:
@@ -67,15 +73,15 @@ def _stages(sizes: PartSizes, stages: int) -> list[int]:
 
 def room(prompt: Prompt, layout: ParallelLayout, hardware: Hardware, sizes: PartSizes) -> Room:
     """Return what a layout takes, and whether it fits."""
-    plan, itemsize = prompt.plan(layout), prompt.dtype.itemsize
-    work = max(forward_bytes(prompt.model.class_name, plan, rank, itemsize) for rank in range(layout.ranks))
-    weights = taken(sizes, layout)
-    devices = hardware.devices[: layout.ranks]
-    if all(weights + with_slack(work) <= device.memory for device in devices):
+    work = working(prompt, layout)
+    by_rank = [taken(sizes, layout, rank) for rank in range(layout.ranks)]
+    weights, devices = max(by_rank), hardware.devices[: layout.ranks]
+    lacking = [each + with_slack(work) - device.memory for each, device in zip(by_rank, devices, strict=True)]
+    if max(lacking) <= 0:
         return Room(weights=weights, work=work)
     if layout.splits_weights:
-        least = min(devices, key=lambda device: device.memory)
-        needed = size(weights + with_slack(work))
+        worst = lacking.index(max(lacking))
+        needed, least = size(by_rank[worst] + with_slack(work)), devices[worst]
         return Room(
             weights=weights, work=work,
             refusal=f"weights and tensors take {needed} of a device, and {least.name} has {size(int(least.memory))}",

@@ -18,7 +18,7 @@ def reason(prediction: Prediction) -> str:
     step, total = prediction.step, prediction.step.seconds
     parts = [_exchange(prediction)] if prediction.layout.ranks > 1 else ["sends nothing"]
     if prediction.layout.balance:
-        parts.insert(0, "gives slower devices less")
+        parts.insert(0, "gives slower or smaller devices less")
     if step.streaming > _NOTICEABLE * total:
         parts.append(f"waits {_percent(step.streaming / total)} of a step for blocks that stream")
     elif prediction.room.streams:

@@ -58,7 +58,8 @@ class Worker:
         """Run requests for as long as the process lives."""
         timeout = REST_TIMEOUT
         while True:
-            if self._follow(timeout) if self.rank else self._lead_next(timeout):
+            ran = self._follow(timeout) if self.rank else self._lead_next(timeout)
+            if ran:
                 timeout = REST_TIMEOUT
             elif timeout == REST_TIMEOUT:
                 self._engine.rest()

@@ -109,11 +109,11 @@ def test_a_layout_has_one_split():
 @pytest.mark.parametrize(
     ("layout", "note"),
     [
-        ("ring=3 balance=1:1:0.5", "less than an even share of 33% for rank 2: 20%, by their speeds"),
-        ("cfg=2 ulysses=2 balance=3:1", "less than an even share of 50% for ranks 1 and 3: 25%, by their speeds"),
+        ("ring=3 balance=1:1:0.5", "less than an even share of 33% for rank 2: 20%, by balance"),
+        ("cfg=2 ulysses=2 balance=3:1", "less than an even share of 50% for ranks 1 and 3: 25%, by balance"),
         ("ulysses=2 tensor=2 balance=4:2:2:1",
-         "less than an even share of 25% for ranks 1 and 2: 22%, rank 3: 11%, by their speeds"),
-        ("ring=2 stale=none balance=1:3", "less than an even share of 50% for rank 0: 25%, by their speeds"),
+         "less than an even share of 25% for ranks 1 and 2: 22%, rank 3: 11%, by balance"),
+        ("ring=2 stale=none balance=1:3", "less than an even share of 50% for rank 0: 25%, by balance"),
         ("ulysses=2 balance=2:2", ""),
         ("cfg=2 ulysses=2", ""),
         ("pipe=2 balance=2:1", ""),

@@ -114,7 +114,7 @@ def test_any_chain_of_parts_is_right(seed):
     ("before", "after", "missing"),
     [
         (WHOLE, WHOLE, 0.0), (WHOLE, FIRST, 0.0), (WHOLE, ODD, 0.5), (FIRST, WHOLE, 0.5), (ODD, FIRST, 0.0),
-        (FIRST, LAST, 0.5),
+        (FIRST, LAST, 0.5), (ODD, ODD, 0.0),
     ],
 )  # fmt: skip
 def test_what_filling_takes_is_known_before(before, after, missing):

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.planner.balancing import by_speed
+from parallel_backend.loading.offload_plan import with_slack
+from parallel_backend.planner.balancing import by_memory, by_speed
 from parallel_backend.planner.enumeration import layouts
 from parallel_backend.planner.hardware import shipped
 from parallel_backend.planner.hardware.description import Hardware, Link
+from parallel_backend.planner.memory import working
 from parallel_backend.planner.models import find
 from parallel_backend.planner.planning import plan
 from parallel_backend.planner.prediction import predict
@@ -98,8 +100,49 @@ def test_slower_devices_attend_to_fewer_frames():
     assert 1.2 < one / other < 1.5
 
 
+def with_memory(asked, layout, *parts):
+    """A machine whose devices have room for these parts of the blocks' weights, and all else that a rank needs."""
+    hardware, sizes = of(*[1] * len(parts)), asked.sizes
+    beside = sizes.outside + with_slack(working(asked, layout))
+    memory = [beside + part * sum(sizes.blocks) for part in parts]
+    devices = tuple(replace(each, memory=room) for each, room in zip(hardware.devices, memory, strict=True))
+    return replace(hardware, devices=devices, host_memory=1e9)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "expected"),
+    [
+        ("tensor=2", (1.2, 0.4), "tensor=2 balance=1:0.61"),  # 0.95 of 0.4, and the rest
+        ("tensor=2", (0.3, 1.2), "tensor=2 balance=0.4:1"),
+        ("tensor=2", (0.6, 0.6), None),
+        ("tensor=2", (0.5, 0.5), None),  # too little for both together, but for a part that is left free
+        ("tensor=2", (1.2, 0.0), None),
+        ("tensor=3", (0.2, 0.4, 0.9), "tensor=3 balance=0.44:0.88:1"),
+        ("tensor=2 balance=1:0.5", (0.6, 0.9), "tensor=2 balance=1:0.75"),
+        ("cfg=2 tensor=2", (1.2, 0.6, 1.2, 0.4), "cfg=2 tensor=2 balance=1:0.61"),
+        ("tensor=2 ulysses=2", (1.2, 0.4, 1.2, 0.4), None),
+        ("ulysses=2", (1.2, 0.4), None),
+    ],
+)
+def test_a_device_with_little_memory_gets_a_smaller_part_of_the_weights(asked, text, parts, expected):
+    layout = ParallelLayout.parse(text)
+    found = by_memory(layout, asked, with_memory(asked, layout, *parts))
+    assert found == (expected and ParallelLayout.parse(expected))
+
+
+def test_the_planner_gives_a_smaller_device_less_where_no_other_layout_fits():
+    asked = prompt(find("wan2.1-t2v-1.3b"), "480x480x17", steps=8)
+    hardware = with_memory(asked, ParallelLayout(tensor=2), 0.8, 0.4)
+    even = predict(asked, ParallelLayout(tensor=2), hardware).room
+    assert not even.fits
+    made = plan(asked, hardware)
+    assert made.chosen.layout.balance
+    assert made.chosen.room.fits
+    assert "gives slower or smaller devices less" in made.reason
+
+
 def test_the_planner_takes_them_and_says_so(asked):
     made = plan(asked, of(1, 0.4))
     assert made.chosen.layout.balance
-    assert "gives slower devices less" in made.reason
+    assert "gives slower or smaller devices less" in made.reason
     assert made.rule.layout == ParallelLayout(cfg=2)
