@@ -82,14 +82,16 @@ class Parts:
 
     def free_spare(self) -> bool:
         """Free weights that are held beyond the parts that are loaded; return whether there were any."""
-        freed = False
-        for name, held in list(self.held.items()):
-            if name in self._parts:
-                freed |= held.free_spare(self._parts[name].module)
-            else:
-                freed |= held.spare > 0
-                held.clear()
-        return freed
+        loaded = [(held, self._parts[name]) for name, held in self.held.items() if name in self._parts]
+        freed = [held.free_spare(part.module) for held, part in loaded]
+        return any(freed)
+
+    def forget_held(self) -> bool:
+        """Free weights that are held for a part that is not loaded yet; return whether there were any."""
+        waiting = [held for name, held in self.held.items() if name not in self._parts and held.spare]
+        for held in waiting:
+            held.clear()
+        return bool(waiting)
 
     def drop_with_store(self, name: str) -> None:
         """Free a component, and the memory from which it streams."""
@@ -206,13 +208,14 @@ class DeviceMemory:
 
         What costs least to get back goes first: tensors of earlier requests, weights that only other layouts need,
         factors of LoRAs that no request uses, text encoders, VAEs, transformers of other models, other transformers of
-        the same model.
+        the same model, weights for a part that is about to be loaded.
         """
         if self.forget_tensors():
             log.warning("the device is full: freeing tensors of earlier requests")
             free(self.device)
             return True
-        if self.free_spare():
+        if any(model.free_spare() for model in self._all()):
+            free(self.device)
             log.warning("the device is full: freeing weights that only other layouts need")
             return True
         freed = [model.name for model in self._all() if model.forget_idle()]
@@ -221,7 +224,7 @@ class DeviceMemory:
         else:
             victim = next(self._victims(wanted, keep), None)
             if victim is None:
-                return False
+                return self.forget_held()
             model, name = victim
             log.warning("the device is full: unloading the %s of %s to make room for %s", name, model.name, wanted.name)
             model.drop(name)
@@ -229,13 +232,17 @@ class DeviceMemory:
         free(self.device)
         return True
 
-    def free_spare(self) -> bool:
-        """Free weights that only other layouts need; return whether there were any."""
-        freed = [model.free_spare() for model in self._all()]
-        if not any(freed):
-            return False
+    def forget_held(self) -> bool:
+        """Free weights that are held for parts that are not loaded yet; return whether there were any."""
+        forgotten = [model.forget_held() for model in self._all()]
         free(self.device)
-        return True
+        return any(forgotten)
+
+    def free_spare(self) -> None:
+        """Free weights that only other layouts need, or a part that is not loaded."""
+        freed = [each for model in self._all() for each in (model.free_spare(), model.forget_held())]
+        if any(freed):
+            free(self.device)
 
     def idle_cpu_bytes(self, wanted: Parts) -> int:
         """Return the bytes of the machine's memory from which blocks of other models stream, as far as made here."""

@@ -17,6 +17,7 @@ class _Model:
 
     def __init__(self, name, *parts, factors=False, spare=False):
         self.name, self.parts, self.factors, self.spare = name, list(parts), factors, spare
+        self.waiting = False
 
     @property
     def nbytes(self):
@@ -30,6 +31,10 @@ class _Model:
 
     def free_spare(self):
         had, self.spare = self.spare, False
+        return had
+
+    def forget_held(self):
+        had, self.waiting = self.waiting, False
         return had
 
     def forget_idle(self):
@@ -60,6 +65,7 @@ def test_what_is_cheap_to_get_back_leaves_first(memory, models, caplog):
     while memory.free_next(models[0], keep=("transformer",)):
         pass
     assert [record.message for record in caplog.records] == [
+        "the device is full: freeing weights that only other layouts need",
         "the device is full: freeing weights that only other layouts need",
         "the device is full: freeing LoRAs of mine and first that are not in use",
         "the device is full: unloading the text_encoder of second to make room for mine",
@@ -111,4 +117,13 @@ def test_weights_that_are_held_for_a_part_that_does_not_load_are_freed(memory):
     held = HeldWeights({"weight": Held(tensor=torch.zeros(3), dim=0, ranges=None)})
     model.held["transformer"] = held
     assert model.nbytes == 12
-    assert (model.free_spare(), model.nbytes, model.free_spare()) == (True, 0, False)
+    assert not model.free_spare()
+    assert (model.forget_held(), model.nbytes, model.forget_held()) == (True, 0, False)
+
+
+def test_weights_for_a_part_that_is_about_to_be_loaded_leave_last(memory, models):
+    models[0].waiting = True
+    while models[0].waiting:
+        assert memory.free_next(models[0], keep=("transformer",))
+    assert left(models) == {"mine": ["transformer"]}
+    assert not memory.free_next(models[0], keep=("transformer",))
