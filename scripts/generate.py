@@ -1,9 +1,10 @@
 """Generate files from others: python -m scripts.generate (in .venv).
 
 It writes the table of environment variables into docs/reference.md, that of model files into docs/models.md, the
-addresses of icon and banner into pyproject.toml, the pictures of the documentation, the example workflows in the web
-page's format with drawings of those whose models are not included, and the English texts of the nodes. With
-``--thumbnails`` it also runs the other ones in a real ComfyUI, so that their thumbnails show what a user gets.
+addresses of icon and banner into pyproject.toml, the page of measured steps, the pictures of the documentation, the
+example workflows in the web page's format with drawings of those whose models are not included, and the English texts
+of the nodes. With ``--thumbnails`` it also runs the other ones in a real ComfyUI, so that their thumbnails show what a
+user gets.
 """
 
 import argparse
@@ -14,7 +15,16 @@ from typing import Any
 
 from PIL import Image
 
-from scripts import blueprint, comfy_paths, models_table, registry, settings_table, workflow_thumbnail, workflows
+from scripts import (
+    blueprint,
+    comfy_paths,
+    measured,
+    models_table,
+    registry,
+    settings_table,
+    workflow_thumbnail,
+    workflows,
+)
 from scripts.comfy_api import ComfyClient
 from scripts.comfy_server import ComfyServer
 from scripts.docs_pictures import files as pictures
@@ -78,6 +88,7 @@ def main() -> None:
     settings_table.write()
     models_table.write()
     registry.write()
+    measured.write()
     pictures.write()
     comfyuis = comfy_paths.candidates()
     if not comfyuis:

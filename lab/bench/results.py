@@ -2,6 +2,8 @@
 
 import argparse
 import platform
+import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
@@ -35,9 +37,10 @@ def print_results(measured: Iterable[Any], *, as_json: bool) -> int:
 
 
 def document(results: Sequence[Any]) -> str:
-    """Return results as JSON, with the machine and the versions that they were measured with."""
+    """Return results as JSON, with the command, the machine and the versions that they were measured with."""
     cards = tuple(range(gpus.count()))
     facts = record.facts_of(Devices(kind="cuda", indices=cards) if cards else Devices(kind="cpu", indices=(0,)))
     versions = {name: metadata.version(name) for name in _PACKAGES} | {"python": platform.python_version()}
     machine = msgspec.to_builtins(facts) | versions
-    return msgspec.json.encode({"machine": machine, "results": results}).decode()
+    command = shlex.join(["python", "-m", "lab", *sys.argv[1:]])
+    return msgspec.json.encode({"command": command, "machine": machine, "results": results}).decode()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from scripts import measured
 from scripts.docs_pictures import brand, layouts, plots
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
@@ -10,7 +11,8 @@ FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 def pictures() -> dict[Path, str]:
     """Return the text of every picture by its file."""
     made = {**brand.PICTURES, **layouts.PICTURES, **plots.PICTURES}
-    return {FOLDER / f"{name}.svg": make() for name, make in made.items()}
+    drawn = {name: make() for name, make in made.items()} | measured.pictures()
+    return {FOLDER / f"{name}.svg": text for name, text in drawn.items()}
 
 
 def write() -> None:
