@@ -18,7 +18,6 @@ from PIL import Image
 from scripts import (
     blueprint,
     comfy_paths,
-    measured,
     models_table,
     registry,
     settings_table,
@@ -28,6 +27,7 @@ from scripts import (
 from scripts.comfy_api import ComfyClient
 from scripts.comfy_server import ComfyServer
 from scripts.docs_pictures import files as pictures
+from scripts.docs_pictures import measured
 
 THUMBNAIL = (400, 400)
 

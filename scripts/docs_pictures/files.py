@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from scripts import measured
-from scripts.docs_pictures import brand, layouts, plots
+from scripts.docs_pictures import brand, layouts, measured, plots
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 

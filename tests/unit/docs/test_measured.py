@@ -5,7 +5,7 @@ import msgspec
 from lab.bench import results
 from lab.bench.ranks.cases import Case
 from lab.bench.step.run import Row, Table
-from scripts import measured
+from scripts.docs_pictures import measured
 
 
 def test_the_page_is_made_from_the_files():
