@@ -36,7 +36,7 @@ class Machine:
         if not 1 <= self.handicap < float("inf"):
             raise InvalidRequest(f"--handicap {self.handicap:g}: at least 1 is needed")
         if not 0 <= self.link < float("inf"):
-            raise InvalidRequest(f"--link {self.link:g}: a number of megabits above 0 is needed")
+            raise InvalidRequest(f"--link {self.link:g}: a number of megabits is needed, or 0 for no limit")
 
     def __str__(self) -> str:
         words = (

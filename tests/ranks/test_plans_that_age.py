@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from parallel_backend.engine.layout_trial import CALLS, LayoutTrial
 from parallel_backend.engine.planned import Planned
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner.hardware import shipped
@@ -56,6 +57,41 @@ def test_another_prompt_is_planned_again_when_a_plan_is_old(pools, path, holds):
         assert pools(3).run(who_asked) == [[first, second] if old else [first]] * 3
     finally:
         pools(3).run(settled)
+
+
+class _Notes:
+    def note(self, seconds, trying):
+        pass
+
+    def settle(self, layout, seconds):
+        return "tried"
+
+
+def plan_with_a_trial(rank):
+    """Let a rank's engine try two layouts each time it plans, and plan again for each prompt."""
+    layouts = [ParallelLayout(ulysses=3), ParallelLayout(ring=3)]
+    ASKED.clear()
+
+    def planner(*given):
+        ASKED.append(given[-1])
+        return Planned(layout=layouts[0], reason="", holds=0.0, trial=lambda: LayoutTrial(layouts, {}, _Notes()))
+
+    driver.engine(rank).planner = planner
+
+
+def test_a_trial_ends_before_its_run_is_planned_again(pools, path):
+    case = Case(seed=31)
+    pools(3).run(plan_with_a_trial)
+    asked_by = []
+    try:
+        for number in range(2 * CALLS + 2):
+            origin = Origin(prompt=str(number), node="1")
+            answers = pools(3).run(step, replace(asked(path, case), origin=origin), inputs(case, number))
+            check(answers, case, number)
+            asked_by.append(len(pools(3).run(who_asked)[0]))
+    finally:
+        pools(3).run(settled)
+    assert asked_by == [1] * (2 * CALLS + 1) + [2]
 
 
 def look(rank, paces):

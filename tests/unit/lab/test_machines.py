@@ -19,7 +19,7 @@ from parallel_backend.errors import InvalidRequest
     ("words", "message"),
     [
         (("--handicap", "0.5"), "--handicap 0.5: at least 1 is needed"),
-        (("--link", "-1"), "--link -1: a number of megabits above 0 is needed"),
+        (("--link", "-1"), "--link -1: a number of megabits is needed, or 0 for no limit"),
         (("--batch", "0"), "--batch 0: at least 1 is needed"),
         (("--rounds", "0"), "--rounds 0: at least 1 is needed"),
     ],
