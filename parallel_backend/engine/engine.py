@@ -134,7 +134,7 @@ class Engine:
     def rest(self) -> None:
         """Free what is kept for a request that has not come. No rank waits for another."""
         with torch.inference_mode():
-            self._memory.free_spare()
+            self._memory.free_unused_weights()
 
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
         """Loaded models, bytes of device memory, and number of transformer forwards. Safe to call from any thread."""
@@ -223,7 +223,7 @@ class Engine:
 
     def _unload(self, request: ActiveRequest[Unload]) -> Tensors:
         if request.message.only_cache:
-            self._memory.free_spare()
+            self._memory.free_unused_weights()
         else:
             self._runs.clear()
             self._models.pop(_key(request.message.model), None)

@@ -275,7 +275,6 @@ class Transformers:
             return
         if compiled or memory.lacks(self._agreed[name].sizes.whole + self._work, ranks):
             self.parts.free_spare()
-            free(self.device)
         if not weights.spare:
             del self.parts.held[name]
         memory.free_up(self._work, self.parts, keep=(name,), ranks=ranks)

@@ -214,7 +214,7 @@ class DeviceMemory:
             log.warning("the device is full: freeing tensors of earlier requests")
             free(self.device)
             return True
-        if any(model.free_spare() for model in self._all()):
+        if any(model.free_spare() or (model is not wanted and model.forget_held()) for model in self._all()):
             free(self.device)
             log.warning("the device is full: freeing weights that only other layouts need")
             return True
@@ -224,7 +224,7 @@ class DeviceMemory:
         else:
             victim = next(self._victims(wanted, keep), None)
             if victim is None:
-                return self.forget_held()
+                return wanted.forget_held()
             model, name = victim
             log.warning("the device is full: unloading the %s of %s to make room for %s", name, model.name, wanted.name)
             model.drop(name)
@@ -232,13 +232,7 @@ class DeviceMemory:
         free(self.device)
         return True
 
-    def forget_held(self) -> bool:
-        """Free weights that are held for parts that are not loaded yet; return whether there were any."""
-        forgotten = [model.forget_held() for model in self._all()]
-        free(self.device)
-        return any(forgotten)
-
-    def free_spare(self) -> None:
+    def free_unused_weights(self) -> None:
         """Free weights that only other layouts need, or a part that is not loaded."""
         freed = [each for model in self._all() for each in (model.free_spare(), model.forget_held())]
         if any(freed):

@@ -9,12 +9,14 @@ from ..layout.split import Split
 from ..loading.offload_plan import with_slack
 from .compute import interpolated
 from .hardware.description import Device, Hardware
-from .memory import working
+from .memory import work_bytes
 from .request import Prompt
 
 _EQUAL, _EQUAL_CORES = 0.85, 0.62
 """Relative speeds above this count as equal: measurements vary by as much, and on CPU cores by more."""
 
+_ROUNDED = 1 + 1e-9
+"""By what a share may seem to exceed its limit."""
 _FILLED = 0.95
 """How much of what a device has room for the planner gives it: heads are shared whole."""
 
@@ -51,14 +53,14 @@ def by_memory(layout: ParallelLayout, prompt: Prompt, hardware: Hardware) -> Par
     sizes = prompt.sizes
     if layout.tensor == 1 or layout.sequence > 1 or layout.pipe > 1:
         return None
-    beside, blocks = sizes.outside + with_slack(working(prompt, layout)), sum(sizes.blocks)
-    most = [_FILLED * (each - beside) / blocks for each in _least(layout, hardware, lambda device: device.memory)]
+    beside, blocks = sizes.outside + with_slack(max(work_bytes(prompt, layout))), sum(sizes.blocks)
+    limits = [_FILLED * (each - beside) / blocks for each in _least(layout, hardware, lambda device: device.memory)]
     shares = list(map(Split.of(layout).cut_share, range(layout.tensor)))
-    if min(most) <= 0 or sum(most) <= 1 or not _exceeding(shares, most):
+    if min(limits) <= 0 or sum(limits) <= 1 or not _exceeding(shares, limits):
         return None
-    limited = _limited(shares, most)
+    within = _within(shares, limits)
     try:
-        return replace(layout, balance=tuple(round(each / max(limited), 2) for each in limited), attention_balance=())
+        return replace(layout, balance=tuple(round(each / max(within), 3) for each in within), attention_balance=())
     except InvalidRequest:  # shares too far apart
         return None
 
@@ -84,19 +86,19 @@ def _least(layout: ParallelLayout, hardware: Hardware, value: Callable[[Device],
     return least
 
 
-def _exceeding(shares: Sequence[float], most: Sequence[float]) -> set[int]:
-    return {place for place, share in enumerate(shares) if share > most[place] * (1 + 1e-9)}
+def _exceeding(shares: Sequence[float], limits: Sequence[float]) -> set[int]:
+    return {place for place, share in enumerate(shares) if share > limits[place] * _ROUNDED}
 
 
-def _limited(shares: Sequence[float], most: Sequence[float]) -> list[float]:
+def _within(shares: Sequence[float], limits: Sequence[float]) -> list[float]:
     """Return shares of 1 that exceed no limit. Limits add up to more than 1."""
-    full, limited = set[int](), list(shares)
-    while over := _exceeding(limited, most):
+    full, within = set[int](), list(shares)
+    while over := _exceeding(within, limits):
         full |= over
-        left = 1 - sum(most[place] for place in full)
-        others = sum(share for place, share in enumerate(limited) if place not in full)
-        limited = [most[place] if place in full else share * left / others for place, share in enumerate(limited)]
-    return limited
+        left = 1 - sum(limits[place] for place in full)
+        others = sum(share for place, share in enumerate(within) if place not in full)
+        within = [limits[place] if place in full else share * left / others for place, share in enumerate(within)]
+    return within
 
 
 def _layers(device: Device) -> float:

@@ -57,10 +57,10 @@ def taken(sizes: PartSizes, layout: ParallelLayout, rank: int) -> int:
     return sizes.outside + int(sum(sizes.blocks) * Split.of(layout).cut_share(place["tensor"]))
 
 
-def working(prompt: Prompt, layout: ParallelLayout) -> int:
-    """Return the bytes of the busiest rank's tensors."""
+def work_bytes(prompt: Prompt, layout: ParallelLayout) -> list[int]:
+    """Return the bytes of each rank's tensors."""
     name, plan, itemsize = prompt.model.class_name, prompt.plan(layout), prompt.dtype.itemsize
-    return max(forward_bytes(name, plan, rank, itemsize) for rank in range(layout.ranks))
+    return [forward_bytes(name, plan, rank, itemsize) for rank in range(layout.ranks)]
 
 
 def _stages(sizes: PartSizes, stages: int) -> list[int]:
@@ -73,15 +73,16 @@ def _stages(sizes: PartSizes, stages: int) -> list[int]:
 
 def room(prompt: Prompt, layout: ParallelLayout, hardware: Hardware, sizes: PartSizes) -> Room:
     """Return what a layout takes, and whether it fits."""
-    work = working(prompt, layout)
-    by_rank = [taken(sizes, layout, rank) for rank in range(layout.ranks)]
-    weights, devices = max(by_rank), hardware.devices[: layout.ranks]
-    lacking = [each + with_slack(work) - device.memory for each, device in zip(by_rank, devices, strict=True)]
+    works = work_bytes(prompt, layout)
+    parts = [taken(sizes, layout, rank) for rank in range(layout.ranks)]
+    needs = [part + with_slack(work) for part, work in zip(parts, works, strict=True)]
+    weights, work, devices = max(parts), max(works), hardware.devices[: layout.ranks]
+    lacking = [need - device.memory for need, device in zip(needs, devices, strict=True)]
     if max(lacking) <= 0:
         return Room(weights=weights, work=work)
     if layout.splits_weights:
         worst = lacking.index(max(lacking))
-        needed, least = size(by_rank[worst] + with_slack(work)), devices[worst]
+        needed, least = size(needs[worst]), devices[worst]
         return Room(
             weights=weights, work=work,
             refusal=f"weights and tensors take {needed} of a device, and {least.name} has {size(int(least.memory))}",

@@ -80,8 +80,8 @@ def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO, whole: bool = 
 def rivals(made: Plan) -> tuple[ParallelLayout, ...]:
     """Return the layouts to be tried besides the chosen one: exact, and predicted nearly as fast.
 
-    The choice holds whole weights, and the others these or a part of them, on devices that it uses, too. Others would
-    have to be read before they could be tried.
+    All of them hold whole weights on devices that the choice uses, too. Others would have to be read before they could
+    be tried.
     """
     chosen, least = made.chosen, min(device.memory for device in made.hardware.devices)
     if chosen.layout.splits_weights or chosen.layout.approximation:
@@ -89,16 +89,11 @@ def rivals(made: Plan) -> tuple[ParallelLayout, ...]:
     near = [
         each.layout
         for each in made.predictions
-        if each.room.whole and _taken_in_trial(each, chosen) <= _ROOMY * least
-        and each.layout.ranks <= chosen.layout.ranks and each.step.seconds <= _NEAR * chosen.step.seconds
-        and each.layout != chosen.layout and not each.layout.shard_weights and not each.layout.approximation
+        if each.room.whole and each.room.taken <= _ROOMY * least and each.layout.ranks <= chosen.layout.ranks
+        and each.step.seconds <= _NEAR * chosen.step.seconds and each.layout != chosen.layout
+        and not each.layout.splits_weights and not each.layout.approximation
     ]  # fmt: skip
     return tuple(near[:_RIVALS])
-
-
-def _taken_in_trial(rival: Prediction, chosen: Prediction) -> int:
-    """Return what a rival takes of a device while the weights of the choice stay for the way back."""
-    return rival.room.taken + (chosen.room.weights if rival.layout.splits_weights else 0)
 
 
 def rule_prediction(prompt: Prompt, hardware: Hardware) -> Prediction:

@@ -17,9 +17,9 @@ HEAD = """\
 # Steps by size and layout
 
 Each table and each picture is made by `python -m scripts.generate` from what its command has printed with `--json`, \
-which lies in `docs/measured/`. In each round every contestant runs one step after the other, so other work on the \
-machine disturbs all of them alike. The speedup is the median over the rounds, and in brackets that of the fastest \
-steps. The last column is the largest difference from one process's prediction. [Benchmarks](benchmarks.md) has the \
+which lies in `docs/measured/`. In each round every contestant runs one step after the other. The speedup is the \
+median over the rounds, and in brackets that of the fastest steps. The last column is the largest difference from one \
+process's prediction. [Benchmarks](benchmarks.md) has the \
 other figures.
 """
 
@@ -47,7 +47,6 @@ class Table(msgspec.Struct, frozen=True):
 
     case: Case
     rows: tuple[Row, ...]
-    load: tuple[float, float]
 
 
 class Document(msgspec.Struct, frozen=True):

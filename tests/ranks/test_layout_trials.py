@@ -101,20 +101,6 @@ def test_steps_on_one_connection_are_exact_while_ranks_come_and_go(pools, path, 
     assert [each[0][0] for each in kept] == [str(ParallelLayout.parse(LAYOUTS[best]))] * 3
 
 
-def test_a_layout_that_cuts_weights_is_tried_without_reading_them_again(pools, path, planned):
-    case = Case(seed=30)
-    planned(("ulysses=3", "tensor=3", "ring=3"), [1.0, 2.0, 0.5])
-    pools(3).run(run_of, replace(asked(path, case), steps=True), [inputs(case, 0)])
-    read = pools(3).run(driver.values_read)
-    count = 3 * CALLS + 2
-    found = pools(3).run(run_of, replace(asked(path, case), steps=True), [inputs(case, n) for n in range(count)])
-    for number, tensors in enumerate(found[0]["answers"]):
-        check([{"tensors": tensors}], case, number)
-    assert pools(3).run(driver.values_read) == read
-    kept = pools(3).run(settled)
-    assert [each[0][0] for each in kept] == ["ring=3"] * 3
-
-
 def test_steps_that_are_requests_go_on_over_short_runs(pools, path, planned):
     """Each text is a run of its own, and an unload may come between them."""
     case = Case(seed=10)

@@ -138,7 +138,7 @@ def test_rivals_are_exact_near_whole_and_on_no_further_devices(small):
         assert by_layout[layout].step.seconds <= 1.25 * made.chosen.step.seconds
         assert layout.ranks <= made.chosen.layout.ranks
         assert not layout.approximate
-        assert not layout.shard_weights
+        assert not layout.splits_weights
     assert rivals(replace(made, predictions=(made.chosen,))) == ()
 
 
@@ -155,16 +155,6 @@ def test_what_needs_much_memory_is_no_rival(small):
     most = max(each.room.taken for each in made.predictions if each.layout in rivals(made))
     card = replace(made.hardware.devices[0], memory=most)
     assert not rivals(replace(made, hardware=replace(made.hardware, devices=(card,) * 4)))
-
-
-def test_a_rival_that_cuts_weights_needs_room_beside_the_whole_ones(small):
-    made = plan(small, of(1e12, count=2))
-    cut = next(each for each in made.predictions if each.layout == ParallelLayout(tensor=2))
-    made = replace(made, predictions=(made.chosen, replace(cut, step=made.chosen.step)))
-    assert rivals(made) == (cut.layout,)
-    for memory, found in ((1.3, (cut.layout,)), (1.2, ())):
-        card = replace(made.hardware.devices[0], memory=memory * (cut.room.taken + made.chosen.room.weights))
-        assert rivals(replace(made, hardware=replace(made.hardware, devices=(card,) * 2))) == found
 
 
 def test_one_device_has_no_rivals(alone):
