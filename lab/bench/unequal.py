@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", choices=tuple(MODELS), default="flux", help="shape of the model (default flux)")
     parser.add_argument(
         "--layout", action="append", metavar="LAYOUT",
-        help=f'repeatable, or "{VAE}" for the rows of a VAE (default: ulysses, ring, tensor and {VAE})',
+        help=f'repeatable, with shares of its own in "balance" or without, or "{VAE}" for the rows of a VAE (default: '
+        f"ulysses, ring, tensor and {VAE})",
     )  # fmt: skip
     add_common(parser)
 
@@ -113,8 +114,8 @@ class Gain:
 def _measure(options: argparse.Namespace) -> Iterator[Gain]:
     speeds = (1.0,) * (options.ranks - 1) + (1 / options.factor,)
     texts = options.layout or [*(text.format(options.ranks) for text in LAYOUTS), VAE]
-    layouts = [(text, _even(text, options.ranks)) for text in texts]
-    by_speed = [replace(layout, balance=speeds) for _, layout in layouts]  # refused before anything starts
+    layouts = [(text, _parsed(text, options.ranks)) for text in texts]
+    by_speed = [layout if layout.balance else replace(layout, balance=speeds) for _, layout in layouts]
     chosen = devices.choose_devices(options.devices, {f"--ranks {options.ranks}": options.ranks})
     with _slower(options), tempfile.TemporaryDirectory(prefix="bench-unequal-") as name:
         folder = Path(name)
@@ -124,13 +125,14 @@ def _measure(options: argparse.Namespace) -> Iterator[Gain]:
                 vae = text == VAE
                 if vae not in calls:
                     calls[vae] = _decode(client, chosen, folder) if vae else _forward(client, chosen, folder, options)
-                yield _gain(text if vae else "", even, balanced, calls[vae], options.rounds)
+                even = replace(even, balance=(), attention_balance=())
+                yield _gain(text if vae else "", even, balanced, calls[vae], options.rounds, sum(speeds))
 
 
-def _even(text: str, ranks: int) -> ParallelLayout:
+def _parsed(text: str, ranks: int) -> ParallelLayout:
     layout = ParallelLayout(ring=ranks) if text == VAE else ParallelLayout.parse(text)
-    if layout.shares_row != ranks or layout.ranks != ranks or layout.balance:
-        raise InvalidRequest(f'--layout "{text}": a layout without balance is needed whose {ranks} ranks share a row')
+    if layout.shares_row != ranks or layout.ranks != ranks:
+        raise InvalidRequest(f'--layout "{text}": a layout is needed whose {ranks} ranks share a row')
     return layout
 
 
@@ -141,7 +143,14 @@ def _slower(options: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def _gain(what: str, even: ParallelLayout, balanced: ParallelLayout, call: Call, rounds: int) -> Gain:
+def _gain(
+    what: str, even: ParallelLayout, balanced: ParallelLayout, call: Call, rounds: int, speed: float
+) -> Gain:  # fmt: skip
+    """Measure one layout.
+
+    Args:
+        speed: of all ranks together, where the first one's is 1.
+    """
     everyone = (ParallelLayout(), even, balanced)
     alone, *others = [call(layout)[1].float() for layout in everyone]  # the first calls load
     error = max(float((other - alone).abs().max() / alone.abs().max()) for other in others)
@@ -152,7 +161,7 @@ def _gain(what: str, even: ParallelLayout, balanced: ParallelLayout, call: Call,
         balanced=statistics.median(each[2] for each in seconds),
         alone=statistics.median(each[0] for each in seconds),
         gain=statistics.median(each[1] / each[2] for each in seconds),
-        of_sum=statistics.median(each[0] / each[2] for each in seconds) / sum(balanced.balance),
+        of_sum=statistics.median(each[0] / each[2] for each in seconds) / speed,
         error=error,
         ranks=balanced.ranks,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..errors import InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
@@ -20,6 +21,9 @@ _ROUNDED = 1 + 1e-9
 _FILLED = 0.95
 """How much of what a device has room for the planner gives it: heads are shared whole."""
 
+_ROUNDS = 8
+"""After so many, shares hardly change."""
+
 Speed = Callable[[Device], float]
 
 
@@ -35,7 +39,7 @@ def by_speed(layout: ParallelLayout, hardware: Hardware) -> ParallelLayout | Non
         if min(*layers, *attends) > equal_above(hardware):
             continue
         try:
-            return replace(layout, balance=layers, attention_balance=attends)
+            return replace(layout, balance=_at_their_shares(layout, hardware, layers), attention_balance=attends)
         except InvalidRequest:  # speeds too far apart, or no heads to share
             continue
     return None
@@ -54,7 +58,7 @@ def by_memory(layout: ParallelLayout, prompt: Prompt, hardware: Hardware) -> Par
     if layout.tensor == 1 or layout.sequence > 1 or layout.pipe > 1:
         return None
     beside, blocks = sizes.outside + with_slack(max(work_bytes(prompt, layout))), sum(sizes.blocks)
-    limits = [_FILLED * (each - beside) / blocks for each in _least(layout, hardware, lambda device: device.memory)]
+    limits = [_FILLED * (each - beside) / blocks for each in _least(layout, hardware, lambda device, _: device.memory)]
     shares = list(map(Split.of(layout).cut_share, range(layout.tensor)))
     if min(limits) <= 0 or sum(limits) <= 1 or not _exceeding(shares, limits):
         return None
@@ -72,17 +76,32 @@ def equal_above(hardware: Hardware) -> float:
 
 def _relative(layout: ParallelLayout, hardware: Hardware, speed: Speed) -> tuple[float, ...]:
     """Return the speeds of the ranks of a group that shares a row. Of several groups, the slowest counts."""
-    slowest = _least(layout, hardware, speed)
-    return tuple(round(each / max(slowest), 2) for each in slowest)
+    return _rounded(_least(layout, hardware, lambda device, _: speed(device)))
 
 
-def _least(layout: ParallelLayout, hardware: Hardware, value: Callable[[Device], float]) -> list[float]:
+def _at_their_shares(layout: ParallelLayout, hardware: Hardware, speeds: tuple[float, ...]) -> tuple[float, ...]:
+    """Return speeds with whose shares all take equally long.
+
+    What each rank does whatever its share is makes a small share slower than in proportion.
+    """
+    rates: list[float] = list(speeds)
+    for _ in range(_ROUNDS):
+        shares = [rate / sum(rates) for rate in rates]
+        rates = _least(layout, hardware, partial(_rate_of, shares))
+    return _rounded(rates)
+
+
+def _rounded(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(each / max(values), 2) for each in values)
+
+
+def _least(layout: ParallelLayout, hardware: Hardware, value: Callable[[Device, int], float]) -> list[float]:
     """Return the least value of the devices at each place of a group that shares a row."""
     least = [float("inf")] * layout.shares_row
     for rank in range(layout.ranks):
         place = layout.coordinates(rank)
         index = place["sequence"] * layout.tensor + place["tensor"]
-        least[index] = min(least[index], value(hardware.devices[rank]))
+        least[index] = min(least[index], value(hardware.devices[rank], index))
     return least
 
 
@@ -102,7 +121,15 @@ def _within(shares: Sequence[float], limits: Sequence[float]) -> list[float]:
 
 
 def _layers(device: Device) -> float:
-    return 1 / interpolated(device.layers, 1.0) if device.layers else device.matrix
+    return _rate(device, 1.0)
+
+
+def _rate_of(shares: Sequence[float], device: Device, place: int) -> float:
+    return _rate(device, shares[place])
+
+
+def _rate(device: Device, share: float) -> float:
+    return share / interpolated(device.layers, share) if device.layers else device.matrix
 
 
 def _attention(device: Device) -> float:

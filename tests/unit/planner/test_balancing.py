@@ -7,6 +7,7 @@ import pytest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading.offload_plan import with_slack
 from parallel_backend.planner.balancing import by_memory, by_speed
+from parallel_backend.planner.compute import interpolated
 from parallel_backend.planner.enumeration import layouts
 from parallel_backend.planner.hardware import shipped
 from parallel_backend.planner.hardware.description import Hardware, Link
@@ -56,9 +57,24 @@ def test_speeds_of_the_ranks_that_share_a_row(text, speeds, attention, expected)
 
 
 def test_measured_curves_count_where_there_are_some():
-    first, second = (replace(FAST, layers=((0.5, 1.0), (1.0, taken)), attends=((1e9, taken),)) for taken in (2.0, 4.0))
+    first, second = (replace(FAST, layers=((0.5, taken / 2), (1.0, taken)), attends=((1e9, taken),)) for taken in (2.0, 4.0))
     hardware = replace(of(1, 1), devices=(first, second))
     assert by_speed(ParallelLayout(ring=2), hardware) == ParallelLayout.parse("ring=2 balance=1:0.5")
+
+
+@pytest.mark.parametrize("text", ["ring=3", "tensor=3", "ulysses=3"])
+def test_all_take_equally_long_where_small_shares_cost_more_than_in_proportion(text):
+    fixed, speeds = 0.15, (1, 1, 0.5)
+    curves = [tuple((part, (fixed + part) / speed) for part in (0.1, 0.25, 0.5, 1.0)) for speed in speeds]
+    devices = tuple(
+        replace(FAST, layers=curve, attends=((1e9, 1 / speed),)) for curve, speed in zip(curves, speeds, strict=True)
+    )
+    found = by_speed(ParallelLayout.parse(text), replace(of(1, 1, 1), devices=devices))
+    assert found is not None
+    assert found.balance[2] < 0.4
+    shares = [each / sum(found.balance) for each in found.balance]
+    seconds = [interpolated(curve, share) for curve, share in zip(curves, shares, strict=True)]
+    assert max(seconds) < 1.02 * min(seconds)
 
 
 def test_cores_of_a_cpu_vary_more():

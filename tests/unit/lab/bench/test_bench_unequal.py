@@ -21,9 +21,8 @@ def options(*words):
         (("--ranks", "1"), "--ranks 1: at least 2 is needed"),
         (("--factor", "0.5"), "--factor 0.5: at least 1 is needed"),
         (("--all-slower", "0"), "--all-slower 0: at least 1 is needed"),
-        (("--layout", "ring=3"), "a layout without balance is needed whose 2 ranks share a row"),
+        (("--layout", "ring=3"), "a layout is needed whose 2 ranks share a row"),
         (("--layout", "cfg=2"), "whose 2 ranks share a row"),
-        (("--layout", "ring=2 balance=2:1"), "a layout without balance"),
         (("--layout", "pipe=2"), "whose 2 ranks share a row"),
     ],
 )
