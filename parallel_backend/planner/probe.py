@@ -4,6 +4,7 @@ A block of each kind computes on random numbers with each rank's share of the to
 layers, kernels and host of this machine. Attention and exchanges are measured apart, since layouts differ in them.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -183,14 +184,14 @@ def _layers(family: Family, inputs: Mapping[str, Tensor], world: Axis) -> tuple[
     nothing = _NoAttention()
     routes = [Route(site.module, nothing, site.each_sample) for site in family.attentions]
     with routed(routes):
-        embedding = _shortest(lambda: family.embed(inputs), world)
+        embedding = _usual(lambda: family.embed(inputs), world)
         whole = family.embed(inputs)
         points = [(1 / n, embedding + _forward(family, whole, n, world)) for n in range(world.size, 0, -1)]
         alone = 1.0
         if world.size > 1:
             own = _seconds_of(lambda: _blocks(family, whole)) if world.index == 0 else 0.0
             agree(0, world)
-            together = _shortest(lambda: _blocks(family, whole), world)
+            together = _usual(lambda: _blocks(family, whole), world)
             alone = max(1.0, together / own) if own else 1.0
     return tuple(points), alone, whole
 
@@ -206,10 +207,10 @@ def _forward(family: Family, whole: State, shares: int, world: Axis) -> float:
     total, seen = 0.0, dict[tuple[object, ...], float]()
     for block in family.blocks:
         if (kind := kind_of(block)) not in seen:
-            seen[kind] = _shortest(partial_of(block.run, state), world)
+            seen[kind] = _usual(partial_of(block.run, state), world)
             state = block.run(state)
         total += seen[kind]
-    return total + _shortest(lambda: family.head(state), world)
+    return total + _usual(lambda: family.head(state), world)
 
 
 def _blocks(family: Family, state: State) -> State:
@@ -233,7 +234,7 @@ def _attends(family: Family, state: State, world: Axis, device: torch.device, dt
             for heads, part in ((-(-site.heads // n), tokens), (site.heads, -(-tokens // n))):
                 q = torch.randn(rows, heads, part, site.head_dim, device=device).to(dtype)
                 operations = 4.0 * rows * heads * part * part * site.head_dim
-                taken = _shortest(partial_of(kernel, q, q, q, None), world)
+                taken = _usual(partial_of(kernel, q, q, q, None), world)
                 points[operations] = min(taken, points.get(operations, taken))
     return tuple(sorted(points.items()))
 
@@ -295,26 +296,29 @@ def _exchange(values: int, size: int, world: Axis, device: torch.device) -> floa
     def exchange() -> None:
         wait_all(start_all_to_all(sent, sizes, received, sizes, world))
 
-    return _slowest(_shortest(exchange, world), world)
+    return _slowest(_usual(exchange, world), world)
 
 
 def _slowest(seconds: float, world: Axis) -> float:
     return max(map(float, gather_texts(repr(seconds), world)))
 
 
-def _shortest(work: Callable[[], object], world: Axis) -> float:
-    """Return the seconds of the fastest of some rounds, which all ranks begin together. The first does not count."""
+def _usual(work: Callable[[], object], world: Axis) -> float:
+    """Return the median seconds of some rounds, which all ranks begin together. The first does not count.
+
+    The fastest would be too good: in a step, all ranks wait for the one that is slowest just then.
+    """
     taken = []
     for _ in range(_ROUNDS + 1):
         agree(0, world)
         taken.append(_once(work))
         PROGRESS.tick()
-    return max(min(taken[1:]), _LEAST)
+    return max(statistics.median(taken[1:]), _LEAST)
 
 
 def _seconds_of(work: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of some rounds on this rank alone."""
-    return max(min([_once(work) for _ in range(_ROUNDS + 1)][1:]), _LEAST)
+    """Return the median seconds of some rounds on this rank alone."""
+    return max(statistics.median([_once(work) for _ in range(_ROUNDS + 1)][1:]), _LEAST)
 
 
 def _once(work: Callable[[], object]) -> float:

@@ -57,7 +57,9 @@ def test_speeds_of_the_ranks_that_share_a_row(text, speeds, attention, expected)
 
 
 def test_measured_curves_count_where_there_are_some():
-    first, second = (replace(FAST, layers=((0.5, taken / 2), (1.0, taken)), attends=((1e9, taken),)) for taken in (2.0, 4.0))
+    first, second = (
+        replace(FAST, layers=((0.5, taken / 2), (1.0, taken)), attends=((1e9, taken),)) for taken in (2.0, 4.0)
+    )
     hardware = replace(of(1, 1), devices=(first, second))
     assert by_speed(ParallelLayout(ring=2), hardware) == ParallelLayout.parse("ring=2 balance=1:0.5")
 
