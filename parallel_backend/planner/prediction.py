@@ -1,6 +1,7 @@
 """``predict``: the seconds of a prompt in a layout on some machine, and what they are made of."""
 
 from dataclasses import dataclass
+from math import inf
 
 from ..interfaces.strategy import Strategy, Workload
 from ..layout.parallel_layout import ParallelLayout
@@ -132,7 +133,7 @@ def _step(
         bubble = (batches + layout.pipe - 1) / batches
         layers, attends = layers * bubble, attends * bubble
     hides = 0.0 if hardware.cores else computing + attending.seconds  # a core that computes gathers nothing meanwhile
-    exposed = attending.exposed + _others(layout, workload, sent, hides)
+    exposed = attending.exposed + _others(layout, workload, sent, hides, device.fresh or inf)
     waiting = max(0.0, taken.streams / hardware.streaming - layers - attends)
     return Step(
         layers=layers, attention=attends, exchange=exposed, streaming=waiting,
@@ -140,11 +141,12 @@ def _step(
     )  # fmt: skip
 
 
-def _others(layout: ParallelLayout, workload: Workload, sent: Sent, hides: float) -> float:
+def _others(layout: ParallelLayout, workload: Workload, sent: Sent, hides: float, fresh: float) -> float:
     """Return what shows of exchanges that are not around attention.
 
     Args:
         hides: seconds of what is computed while weights are gathered, or stale keys and values travel.
+        fresh: bytes a second of new memory, to which gathered weights are written.
     """
     sums = sum(each.count for each in workload.geometry.all_reduces) * (layout.tensor > 1)
     total = sent[TensorParallel].seconds + 2 * (layout.tensor - 1) * sums * sent[TensorParallel].latency / layout.tensor
@@ -157,6 +159,7 @@ def _others(layout: ParallelLayout, workload: Workload, sent: Sent, hides: float
         gathers = workload.geometry.layers
         gathered = sent[ShardedWeights].seconds
         total += max(gathered / gathers, gathered - hides) + gathers * sent[ShardedWeights].latency
+        total += sent[ShardedWeights].nbytes * layout.sequence / (layout.sequence - 1) / fresh
     if layout.stale == "previous":
         total += max(0.0, sent[Ring].seconds - hides)
     return total

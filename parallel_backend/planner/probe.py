@@ -140,7 +140,8 @@ def _device(request: ProbeRequest, world: Axis, device: torch.device, dtype: tor
         bandwidth = _bandwidth(device)
     return Device(
         name=request.device_names[world.index], matrix=matrix, attention=attention,
-        memory=float(max(room_on(device, 0).left, 1)), bandwidth=bandwidth, alone=alone, layers=layers, attends=attends,
+        memory=float(max(room_on(device, 0).left, 1)), bandwidth=bandwidth, alone=alone, fresh=_fresh(device, world),
+        layers=layers, attends=attends,
     )  # fmt: skip
 
 
@@ -254,6 +255,13 @@ def _bandwidth(device: torch.device) -> float:
     source = torch.zeros(_STREAM, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2.0 * _STREAM / _seconds_of(lambda: target.copy_(source))
+
+
+def _fresh(device: torch.device, world: Axis) -> float:
+    """Return the bytes of new memory that a CPU rank writes in a second. A GPU's is kept, and given out again."""
+    if device.type != "cpu":
+        return 0.0
+    return _STREAM / _usual(lambda: torch.empty(_STREAM, dtype=torch.uint8).fill_(1), world)
 
 
 def _launch(device: torch.device) -> float:

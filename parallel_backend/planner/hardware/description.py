@@ -1,5 +1,6 @@
 """``Hardware``: what the planner knows of a machine, as numbers. A JSON file has the same form."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ class Device:
         bandwidth: bytes a second that its memory reads or writes.
         units: processors that share the tiles of a product; 1 if products of any size are equally fast.
         alone: how much faster it is while the other devices do nothing; more than 1 where they share a memory.
+        fresh: bytes a second of memory that it has to be given anew, as for gathered weights on a CPU; 0 if that takes
+            no time.
         layers: measured seconds of all layers of one model's forward without attention, by the share of the tokens.
             They take the place of what is predicted from the numbers above. Empty if nothing has been measured.
         attends: measured seconds of the attention of one model, by the number of its operations.
@@ -40,12 +43,15 @@ class Device:
     bandwidth: float
     units: int = 1
     alone: float = 1.0
+    fresh: float = 0.0
     layers: Curve = ()
     attends: Curve = ()
 
     def __post_init__(self) -> None:
         for field in ("matrix", "attention", "memory", "bandwidth", "units", "alone"):
             _check_positive(f"{field} of device {self.name!r}", getattr(self, field))
+        if not 0 <= self.fresh < math.inf:
+            raise InvalidRequest(f"fresh of device {self.name!r} is {self.fresh:g}: 0 or more is needed")
         for field in ("layers", "attends"):
             for number in (number for point in getattr(self, field) for number in point):
                 _check_positive(f"{field} of device {self.name!r}", number)

@@ -85,6 +85,15 @@ def test_cores_hide_no_gathered_weights(alone):
     assert shown - whole > 2 * (hidden - whole) > 0
 
 
+def test_new_memory_for_gathered_weights_takes_time_where_it_is_measured(alone):
+    layout, machine = ParallelLayout(ulysses=2, shard_weights=True), of(1e10)
+    slow = replace(machine, devices=tuple(replace(each, fresh=1e9) for each in machine.devices))
+    added = predict(alone, layout, slow).step.exchange - predict(alone, layout, machine).step.exchange
+    assert added == pytest.approx(sum(alone.sizes.blocks) / 1e9, rel=0.02)
+    whole = replace(layout, shard_weights=False)
+    assert predict(alone, whole, slow).step == predict(alone, whole, machine).step
+
+
 def test_the_slowest_device_decides(small):
     uneven = replace(of(1e12), devices=(shipped.card("RTX 4090"), shipped.card("RTX 3060")))
     even = predict(small, ParallelLayout(ulysses=2), of(1e12))
