@@ -25,9 +25,11 @@ def layouts(prompt: Prompt, hardware: Hardware, *, approximate: bool = False) ->
     found = []
     workload = prompt.plan(ParallelLayout()).workload(prompt.dtype.itemsize)
     for layout in _candidates(prompt, len(hardware.devices), approximate=approximate):
+        if is_refused(layout, workload) or (prompt.compiled and layout.dsp > 1):
+            continue
         shares = [each for each in (layout, by_speed(layout, hardware)) if each]
         for shared in filter(None, (*shares, *(by_memory(each, prompt, hardware) for each in shares))):
-            if not is_refused(shared, workload) and not (prompt.compiled and layout.dsp > 1):
+            if not is_refused(shared, workload):
                 found.append(shared)
     return list(dict.fromkeys(found))
 
