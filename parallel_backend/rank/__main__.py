@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..engine.planned import Planned, Planner
     from ..engine.request import Tensors
+    from .rank_engine import RankEngine
 
 Find = Callable[[int, int, "torch.device"], "tuple[Elsewhere | None, HostLink | None]"]
 """Returns the other machines of a rank, and its link to another one. Takes its number, the number of ranks, and its
@@ -51,7 +52,7 @@ rank makes progress, gives up earlier (``Patience``)."""
 def main(
     argv: Sequence[str] | None = None,
     *,
-    engine: "Callable[..., Engine] | None" = None,
+    engine: "Callable[..., RankEngine] | None" = None,
     prepare: Callable[[], Iterator[None]] = imports,
     elsewhere: Find | None = None,
 ) -> None:
@@ -81,7 +82,7 @@ def _alone(rank: int, world_size: int, device: "torch.device") -> tuple[None, No
     return None, None
 
 
-def _run(role: Role, control: socket.socket, engine: "Callable[..., Engine] | None", find: Find) -> None:
+def _run(role: Role, control: socket.socket, engine: "Callable[..., RankEngine] | None", find: Find) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if role.device == "cpu":
         pin_to_core_share(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -94,7 +95,9 @@ def _run(role: Role, control: socket.socket, engine: "Callable[..., Engine] | No
             device, store = _join_group(role, rank, world_size)
             others, link_to_host = find(rank, world_size, device)
             status = replace(status, link=link_to_host)
-            rank_engine = (engine or _engine_class())(rank=rank, world_size=world_size, device=device, elsewhere=others)
+            rank_engine: RankEngine = (engine or _engine_class())(
+                rank=rank, world_size=world_size, device=device, elsewhere=others
+            )
             rank_engine.trials, rank_engine.planner = {"probe": _probe}, _planned
         except Exception as error:
             log.exception("the rank does not start")
@@ -186,7 +189,7 @@ def _planned(*given: Any) -> "Planned":
     return _chooser()(*given)
 
 
-def _describe(engine: "Engine", gauge: DeviceGauge, status: RankStatus) -> RankStatus:
+def _describe(engine: "RankEngine", gauge: DeviceGauge, status: RankStatus) -> RankStatus:
     models, device_memory, steps = engine.snapshot()
     known = gauge.added_to(status)
     return replace(known, device_memory=device_memory, models=models, steps=steps, progress=PROGRESS.read())

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from ..engine.engine import Engine
     from ..engine.request import NextStep
+    from .rank_engine import RankEngine
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Worker:
     """The request loop of one rank."""
 
     def __init__(
-        self, *, rank: int, world_size: int, engine: "Engine", link: SupervisorLink, store: "TCPStore"
+        self, *, rank: int, world_size: int, engine: "RankEngine", link: SupervisorLink, store: "TCPStore"
     ) -> None:
         self.rank, self._world_size, self._engine, self._link, self._store = rank, world_size, engine, link, store
         self._number = 0
@@ -214,7 +214,7 @@ class _Reporter:
         self._request.cancelled.set()
 
 
-def _receive_tensors(request: ReceivedRequest, engine: "Engine") -> "dict[str, Tensor]":
+def _receive_tensors(request: ReceivedRequest, engine: "RankEngine") -> "dict[str, Tensor]":
     from ..protocol.tensors import is_sent, recv_tensors, send
 
     def poll() -> None:

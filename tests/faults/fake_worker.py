@@ -24,7 +24,11 @@ from tests.support import device_errors
 if TYPE_CHECKING:
     import torch
 
+    from parallel_backend.engine.elsewhere import Elsewhere
+    from parallel_backend.engine.engine import OwnTrial
+    from parallel_backend.engine.planned import Planner
     from parallel_backend.engine.request import NextStep
+    from parallel_backend.protocol.messages import RankRequest
 
 STEP = 0.05
 """Seconds that a step takes."""
@@ -58,13 +62,19 @@ class FakeEngine:
     """Runs steps that take ``STEP`` seconds and end with a collective, and fails as asked in the third one."""
 
     def __init__(self, *, rank: int, world_size: int, device: "torch.device", **others: object) -> None:
-        self.rank, self.world_size, self.device, self.steps, self.elsewhere = rank, world_size, device, 0, None
+        self.rank, self.world_size, self.device, self.steps = rank, world_size, device, 0
+        self.elsewhere: Elsewhere | None = None
+        self.trials: Mapping[str, OwnTrial] = {}
+        self.planner: Planner | None = None
         if DIES_AS_A_RANK.exists() and "--spare" in sys.argv:
             os._exit(5)
         if FAILS_TO_START.exists():
             culprit, name = FAILS_TO_START.read_text().split(" ", 1)
             atexit.register(print, AT_EXIT, file=sys.stderr)
             _blame(name, culprit == str(rank))
+
+    def rest(self) -> None:
+        """It keeps nothing."""
 
     def snapshot(self) -> tuple[tuple[LoadedModel, ...], int, int]:
         return (), 0, self.steps
@@ -74,7 +84,7 @@ class FakeEngine:
 
     def handle(
         self,
-        message: Forward | Sample | Trial | Unload,
+        message: "RankRequest",
         metas: Any,
         tensors: "Mapping[str, torch.Tensor] | None",
         *,
@@ -90,6 +100,7 @@ class FakeEngine:
             return self._run(message, metas, tensors, next_step)
         if isinstance(message, Unload):
             raise InvalidRequest("there is nothing to unload")
+        assert isinstance(message, Sample)
         kind, rank, name = (*message.sampler.split(" ", 2), "", "")[:3]
         culprit = rank == str(self.rank)
         if kind == "stubborn":
@@ -243,4 +254,4 @@ def _misbehave(kind: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(engine=FakeEngine, prepare=prepare)  # type: ignore[arg-type]
+    main(engine=FakeEngine, prepare=prepare)
