@@ -1,13 +1,15 @@
 """Some layouts timed here, beside what the planner predicts from a probe: ``python -m lab plan measured``.
 
-A cell is a family, a size and a layout. All cells of a family and a size take turns. What the planner would choose is
-compared with the best of all that were timed, and with what the backend takes without a plan: the regret of a choice is
-by how much its time exceeds the best one's.
+A cell is a family, a size and a layout. All cells of a family and a size take turns, and each round begins with a
+probe: where the speed of a machine changes within minutes, one probe would count that change as an error too. The
+planner chooses by the first probe alone. Its choice is compared with the best of all that were timed, and with what the
+backend takes without a plan: the regret of a choice is by how much its time exceeds the best one's.
 """
 
 import argparse
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner import measured, record
 from parallel_backend.planner.enumeration import layouts
+from parallel_backend.planner.hardware.description import Hardware
 from parallel_backend.planner.models import Model, of_checkpoint
 from parallel_backend.planner.planning import choose, rule_prediction
 from parallel_backend.planner.prediction import Prediction, predict
@@ -48,7 +51,7 @@ class Cell:
 
     Attributes:
         layout: the layout.
-        predicted: seconds of a forward.
+        predicted: seconds of a forward, the median of all probes.
         measured: the same, the median of all rounds.
     """
 
@@ -71,12 +74,14 @@ class Cells:
         cells: by layout.
         chosen: what the planner takes.
         rule: what the backend takes without a plan.
+        probing: seconds of a probe, the median.
     """
 
     what: str
     cells: tuple[Cell, ...]
     chosen: str
     rule: str
+    probing: float
 
     @property
     def failed(self) -> bool:
@@ -99,7 +104,7 @@ class Cells:
         fits = self.rule in {cell.layout for cell in self.cells}
         regret = f"is taken, {100 * self.regret(self.rule):.0f} % over it" if fits else "is taken, which does not fit"
         lines.append(
-            f'median error {100 * error:.0f} %; the planner takes "{self.chosen}", '
+            f'median error {100 * error:.0f} %; a probe takes {self.probing:.1f} s; the planner takes "{self.chosen}", '
             f'{100 * self.regret(self.chosen):.0f} % over the best; without a plan "{self.rule}" {regret}'
         )
         return "\n".join(lines)
@@ -113,7 +118,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--guidance", action="store_true", help="two branches")
     parser.add_argument("--batch", type=int, default=1, help="samples (default %(default)s)")
     machines.add_arguments(parser)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="forwards of each layout (default %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help="probes, and forwards of each layout (default %(default)s)"
+    )
     parser.add_argument("--devices", metavar="LIST", help="devices of the ranks")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -150,7 +157,7 @@ def timed(case: Case, devices: Devices, machine: Machine, *, guided: bool, round
         devices: of the ranks.
         machine: what is different here.
         guided: whether there are two branches.
-        rounds: forwards of each layout.
+        rounds: probes, and forwards of each layout.
     """
     inputs = [dict(case.inputs()) for _ in range(2 if guided else 1)]
     with tempfile.TemporaryDirectory(prefix="plan-cells-") as name:
@@ -158,22 +165,25 @@ def timed(case: Case, devices: Devices, machine: Machine, *, guided: bool, round
         path = write_model(scratch / "model", case.family)
         asked = _prompt(of_checkpoint(path), inputs[0], guided=guided)
         with machine.made(len(devices.indices), scratch), temporary_backend(scratch) as client:
-            hardware = measured.measure(client, devices, asked, record.facts_of(devices).devices)
-            predictions = [predict(asked, layout, hardware) for layout in layouts(asked, hardware)]
-            predictions = [each for each in predictions if each.room.fits]
-            if not predictions:
+            probe = _Probe(client=client, devices=devices, asked=asked)
+            hardware = probe.measure()
+            first = [predict(asked, layout, hardware) for layout in layouts(asked, hardware)]
+            first = [each for each in first if each.room.fits]
+            if not first:
                 raise InvalidRequest(f"--memory-limit {machine.limit}: no layout of {case} fits; give more")
-            seconds = _seconds(client, path, devices, [each.layout for each in predictions], inputs, rounds)
+            calls = [_call(client, path, devices, each.layout, inputs) for each in first]
+            cells = _cells([each.layout for each in first], calls, probe, rounds)
     rule = rule_prediction(asked, hardware)
-    ordered = sorted(predictions, key=lambda each: each.sampling)
-    cells = tuple(
-        Cell(layout=str(each.layout), predicted=each.sampling, measured=taken)
-        for each, taken in zip(predictions, seconds, strict=True)
-    )
+    ordered = sorted(first, key=lambda each: each.sampling)
+    return Cells(
+        what=_what(case, asked) + f" on {len(devices.indices)} ranks{machine}", cells=cells,
+        chosen=_name(choose(ordered, rule, "auto")), rule=_name(rule), probing=statistics.median(probe.seconds),
+    )  # fmt: skip
+
+
+def _what(case: Case, asked: Prompt) -> str:
     samples = f", {asked.samples} samples" if asked.samples > 1 else ""
-    branches = ", two branches" if guided else ""
-    what = f"{replace(case, branches=1)}{samples}{branches} on {len(devices.indices)} ranks{machine}"
-    return Cells(what=what, cells=cells, chosen=_name(choose(ordered, rule, "auto")), rule=_name(rule))
+    return f"{replace(case, branches=1)}{samples}{', two branches' if asked.guided else ''}"
 
 
 def _name(prediction: Prediction) -> str:
@@ -190,18 +200,42 @@ def _prompt(model: Model, inputs: dict[str, torch.Tensor], *, guided: bool) -> P
     return prompt
 
 
-def _seconds(
-    client: Client, path: Path, devices: Devices, tried: Sequence[ParallelLayout],
-    inputs: Sequence[dict[str, torch.Tensor]], rounds: int,
-) -> list[float]:  # fmt: skip
-    """Return the median seconds of a forward in each layout: the second one each time that it is its turn."""
-    calls: list[Callable[[], float]] = [_call(client, path, devices, layout, inputs) for layout in tried]
+class _Probe:
+    """Measures the machine for a prompt, again and again."""
+
+    def __init__(self, *, client: Client, devices: Devices, asked: Prompt) -> None:
+        self._client, self._devices, self._asked = client, devices, asked
+        self._names = record.facts_of(devices).devices
+        self.seconds: list[float] = []
+        self.found: list[Hardware] = []
+
+    def measure(self) -> Hardware:
+        """Measure it now."""
+        begin = time.perf_counter()
+        self.found.append(measured.measure(self._client, self._devices, self._asked, self._names))
+        self.seconds.append(time.perf_counter() - begin)
+        return self.found[-1]
+
+    def predicted(self, layout: ParallelLayout) -> float:
+        """Return the seconds of the prompt in a layout, the median of all probes."""
+        return statistics.median(predict(self._asked, layout, each).sampling for each in self.found)
+
+
+def _cells(
+    tried: Sequence[ParallelLayout], calls: Sequence[Callable[[], float]], probe: _Probe, rounds: int
+) -> tuple[Cell, ...]:
+    """Time a forward in each layout: the second one each time that it is its turn."""
     found: list[list[float]] = [[] for _ in tried]
-    for _ in range(rounds):
+    for number in range(rounds):
+        if number:
+            probe.measure()
         for call, seconds in zip(calls, found, strict=True):
             call()
             seconds.append(call())
-    return [statistics.median(each) for each in found]
+    return tuple(
+        Cell(layout=str(layout), predicted=probe.predicted(layout), measured=statistics.median(seconds))
+        for layout, seconds in zip(tried, found, strict=True)
+    )
 
 
 def _call(

@@ -42,7 +42,7 @@ def test_errors_are_summed_up():
 
 def test_the_regret_of_a_choice_is_what_it_takes_over_the_best():
     cells = tuple(Cell(layout=name, predicted=1.0, measured=taken) for name, taken in (("a", 1.0), ("b", 1.5)))
-    both = Cells(what="wan", cells=cells, chosen="a", rule="b")
+    both = Cells(what="wan", cells=cells, chosen="a", rule="b", probing=2.5)
     assert (both.regret("a"), both.regret("b")) == (0.0, 0.5)
     assert 'takes "a", 0 % over the best; without a plan "b" is taken, 50 % over it' in both.describe()
     assert 'without a plan "c" is taken, which does not fit' in replace(both, rule="c").describe()
