@@ -6,9 +6,9 @@ layers, kernels and host of this machine. Attention and exchanges are measured a
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial as partial_of
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..attention.kernels import KERNELS
 from ..attention.routing import Route, routed
-from ..distributed.collectives import agree, gather_texts, start_all_to_all, wait_all
+from ..distributed.collectives import gather_texts, lowest, start_all_to_all, wait_all
 from ..distributed.mesh import Axis
 from ..distributed.rank_speeds import paces
 from ..errors import InvalidRequest
@@ -41,11 +41,17 @@ REQUEST, REPLY = "request", "hardware"
 MAX_REQUEST = 1 << 20
 
 _ROUNDS = 3
+"""Rounds that count."""
+_ENOUGH = 1.0
+"""Seconds after which no further round begins."""
 _LARGEST = 32 << 20
 """Most bytes that a rank sends in an exchange that is measured."""
 _STREAM = 64 << 20
 _LEAST = 1e-9
 """Seconds, since a clock may not have moved."""
+
+
+T = TypeVar("T")
 
 
 class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,8 +164,8 @@ def _with_numbers(request: ProbeRequest, device: torch.device, dtype: torch.dtyp
             filled += [part for each in block.modules for part in each.modules()]
     for part in filled:
         for name, parameter in part.named_parameters(recurse=False):
-            numbers = torch.randn(parameter.shape, dtype=torch.float32) * 0.02
-            setattr(part, name, torch.nn.Parameter(numbers.to(device, parameter.dtype), requires_grad=False))
+            numbers = torch.empty(parameter.shape, dtype=parameter.dtype, device=device).normal_(std=0.02)
+            setattr(part, name, torch.nn.Parameter(numbers, requires_grad=False))
         for name, buffer in part.named_buffers(recurse=False):
             setattr(part, name, buffer.to(device))
     return family
@@ -185,33 +191,38 @@ def _layers(family: Family, inputs: Mapping[str, Tensor], world: Axis) -> tuple[
     nothing = _NoAttention()
     routes = [Route(site.module, nothing, site.each_sample) for site in family.attentions]
     with routed(routes):
-        embedding = _usual(lambda: family.embed(inputs), world)
-        whole = family.embed(inputs)
-        points = [(1 / n, embedding + _forward(family, whole, n, world)) for n in range(world.size, 0, -1)]
-        alone = 1.0
-        if world.size > 1:
-            own = _seconds_of(lambda: _blocks(family, whole)) if world.index == 0 else 0.0
-            agree(0, world)
-            together = _usual(lambda: _blocks(family, whole), world)
-            alone = max(1.0, together / own) if own else 1.0
+        embedding, whole = _usual_of(lambda: family.embed(inputs), world)
+        points, alone = [], 1.0
+        for n in range(world.size, 0, -1):
+            state = _part(whole, n)
+            blocks, each, head = _forward(family, state, world)
+            points.append((1 / n, embedding + blocks + head))
+            if n == world.size > 1:
+                own = _seconds_of(partial_of(_blocks, family, state)) if world.index == 0 else each
+                alone = max(1.0, each / own)
     return tuple(points), alone, whole
 
 
-def _forward(family: Family, whole: State, shares: int, world: Axis) -> float:
-    lengths = {name: tokens.shape[1] for name, tokens in whole.streams.items()}
+def _part(whole: State, shares: int) -> State:
+    """Return the first of several equal shares of the tokens."""
+    if shares == 1:
+        return whole
     streams = {}
-    for name, length in lengths.items():
-        first = Partition.even(length, shares).sizes[0]
-        streams[name] = StreamPartition(((0, Partition((first, length - first))),))
+    for name, tokens in whole.streams.items():
+        first = Partition.even(tokens.shape[1], shares).sizes[0]
+        streams[name] = StreamPartition(((0, Partition((first, tokens.shape[1] - first))),))
     split = TokenSplit(axis=Axis(name="sequence", ranks=(0, 1), index=0, group=None, gloo=True), streams=streams)
-    state = split.shard(whole) if shares > 1 else whole
+    return split.shard(whole)
+
+
+def _forward(family: Family, state: State, world: Axis) -> tuple[float, float, float]:
+    """Return the seconds of all blocks, of one of each kind, and of what follows the blocks."""
     total, seen = 0.0, dict[tuple[object, ...], float]()
     for block in family.blocks:
         if (kind := kind_of(block)) not in seen:
-            seen[kind] = _usual(partial_of(block.run, state), world)
-            state = block.run(state)
+            seen[kind], state = _usual_of(partial_of(block.run, state), world)
         total += seen[kind]
-    return total + _usual(lambda: family.head(state), world)
+    return total, sum(seen.values()), _usual(partial_of(family.head, state), world)
 
 
 def _blocks(family: Family, state: State) -> State:
@@ -312,37 +323,46 @@ def _slowest(seconds: float, world: Axis) -> float:
 
 
 def _usual(work: Callable[[], object], world: Axis) -> float:
-    """Return the median seconds of some rounds, which all ranks begin together. The first does not count.
+    """Return the median seconds of some rounds, which all ranks begin together.
 
     The fastest would be too good: in a step, all ranks wait for the one that is slowest just then.
     """
-    taken = []
-    for _ in range(_ROUNDS + 1):
-        agree(0, world)
-        taken.append(_once(work))
+    return _usual_of(work, world)[0]
+
+
+def _usual_of(work: "Callable[[], T]", world: Axis) -> "tuple[float, T]":
+    """Return the same, and what the last round returned."""
+    taken = list[float]()
+    while lowest(int(_too_few(taken)), world):
+        seconds, result = _once(work)
+        taken.append(seconds)
         PROGRESS.tick()
-    return max(statistics.median(taken[1:]), _LEAST)
+    return _median(taken), result
 
 
 def _seconds_of(work: Callable[[], object]) -> float:
     """Return the median seconds of some rounds on this rank alone."""
-    return max(statistics.median([_once(work) for _ in range(_ROUNDS + 1)][1:]), _LEAST)
+    taken = list[float]()
+    while _too_few(taken):
+        taken.append(_once(work)[0])
+    return _median(taken)
 
 
-def _once(work: Callable[[], object]) -> float:
-    with _timed() as seconds:
-        work()
-    return seconds[0]
+def _too_few(taken: Sequence[float]) -> bool:
+    return len(taken) <= _ROUNDS and sum(taken) < _ENOUGH
 
 
-@contextmanager
-def _timed() -> Iterator[list[float]]:
-    found: list[float] = []
+def _median(taken: Sequence[float]) -> float:
+    """Return the median of all rounds but the first, which also prepares. Of long ones, there are two at most."""
+    return max(statistics.median(taken[1:] if len(taken) > 2 else taken), _LEAST)
+
+
+def _once(work: "Callable[[], T]") -> "tuple[float, T]":
     _wait()
     begin = time.perf_counter()
-    yield found
+    result = work()
     _wait()
-    found.append(time.perf_counter() - begin)
+    return time.perf_counter() - begin, result
 
 
 def _wait() -> None:
