@@ -69,6 +69,18 @@ def by_memory(layout: ParallelLayout, prompt: Prompt, hardware: Hardware) -> Par
         return None
 
 
+def stage_speeds(layout: ParallelLayout, hardware: Hardware) -> tuple[float, ...]:
+    """Return the relative speeds of the stages of ``pipe``, by which the ranks cut the blocks."""
+    if layout.balance or layout.pipe == 1:
+        return Split.of(layout).stages
+    least = [float("inf")] * layout.pipe
+    for rank in range(layout.ranks):
+        place = layout.coordinates(rank)["pipe"]
+        least[place] = min(least[place], _layers(hardware.devices[rank]))
+    speeds = _rounded(least)
+    return speeds if min(speeds) <= equal_above(hardware) else (1.0,) * layout.pipe
+
+
 def equal_above(hardware: Hardware) -> float:
     """Return the relative speed above which a device of this hardware counts as fast as the fastest."""
     return _EQUAL_CORES if hardware.cores else _EQUAL

@@ -14,6 +14,7 @@ from ..strategies.sequence import SequenceSplit
 from ..strategies.sharded_weights import ShardedWeights
 from ..strategies.tensor import TensorParallel
 from .attending import attention
+from .balancing import stage_speeds
 from .coding import decode_seconds
 from .communication import Sent, exchanged
 from .compute import interpolated, seconds
@@ -88,7 +89,7 @@ def predict(prompt: Prompt, layout: ParallelLayout, hardware: Hardware) -> Predi
     """Predict a prompt in a layout that works for it."""
     layers = prompt.layers(1)
     family = layers.family
-    stages = stage_cut.sites(family, [1.0] * layout.pipe) if layout.pipe > 1 else ()
+    stages = stage_cut.sites(family, stage_speeds(layout, hardware)) if layout.pipe > 1 else ()
     workload = prompt.plan(layout).workload(prompt.dtype.itemsize, layers.parameters, stages)
     sent = exchanged(layout, workload, hardware)
     taken = room(prompt, layout, hardware, prompt.sizes)
@@ -116,7 +117,8 @@ def _step(
     extent = local[0][1]
     tokens = {name: workload.tokens_by_rank(layout, extent, name)[place["sequence"]] for name in extent.streams}
     work = prompt.layers(batch).work(tokens)
-    share = 1 / layout.pipe
+    speeds = stage_speeds(layout, hardware)
+    share = speeds[place["pipe"]] / sum(speeds)
     faster = device.alone if layout.ranks == 1 else 1.0
     columns = Split.of(layout).cut_share(place["tensor"])  # also for heads, whose shares may differ a little
     blocks = seconds(work.blocks.cut(columns), device, compiled=prompt.compiled)

@@ -96,6 +96,14 @@ def test_a_rank_with_more_of_the_weights_needs_room_for_them(asked):
     assert fits == [True, False]
 
 
+def test_stages_are_cut_by_the_speeds_of_their_devices(asked):
+    texts = ("pipe=2 patches=1", "pipe=2 patches=1 balance=1:0.5", "pipe=2 patches=1 balance=1:1")
+    measured, given, even = (predict(asked, ParallelLayout.parse(text), of(1, 0.5)).sampling for text in texts)
+    assert measured == given < 0.85 * even
+    nearly = [predict(asked, ParallelLayout.parse(text), of(1, 0.9)).sampling for text in texts]
+    assert nearly[0] == nearly[2]
+
+
 def test_equal_devices_have_equal_shares(asked):
     assert not any(layout.balance for layout in layouts(asked, of(1, 1, 1)))
 
