@@ -174,10 +174,10 @@ def timed(case: Case, devices: Devices, machine: Machine, *, guided: bool, round
             calls = [_call(client, path, devices, each.layout, inputs) for each in first]
             cells = _cells([each.layout for each in first], calls, probe, rounds)
     rule = rule_prediction(asked, hardware)
-    ordered = sorted(first, key=lambda each: each.sampling)
+    chosen = choose(sorted(first, key=lambda each: each.sampling), rule, "auto", hardware)
     return Cells(
         what=_what(case, asked) + f" on {len(devices.indices)} ranks{machine}", cells=cells,
-        chosen=_name(choose(ordered, rule, "auto")), rule=_name(rule), probing=statistics.median(probe.seconds),
+        chosen=_name(chosen), rule=_name(rule), probing=statistics.median(probe.seconds),
     )  # fmt: skip
 
 

@@ -14,8 +14,9 @@ from .prediction import Prediction, predict
 from .reasons import comparison
 from .request import Prompt
 
-GAIN = 0.98
-"""A plan has to take at most this part of the time of the rule's layout to be taken instead: less is not certain."""
+GAIN, GAIN_CORES = 0.98, 0.9
+"""A plan has to take at most this part of the time of the rule's layout to be taken instead: less is not certain, least
+of all on CPU cores."""
 _NEAR_FAST, _NEAR_SENT = 1.1, 1.5
 """How much more than the least memory a layout may take that is faster, or that sends fewer bytes."""
 _NEAR, _ROOMY, _RIVALS = 1.25, 0.8, 2
@@ -70,7 +71,7 @@ def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO, whole: bool = 
             f"{prompt.model.name} of this size fits on {hardware.name} in no layout ({best.room.refusal}): make a "
             "smaller or shorter latent, use more devices, or choose a smaller model"
         )
-    chosen = fitting[0] if whole and rule.layout.splits_weights else choose(fitting, rule, mode)
+    chosen = fitting[0] if whole and rule.layout.splits_weights else choose(fitting, rule, mode, hardware)
     return Plan(
         prompt=prompt, hardware=hardware, predictions=tuple(ordered), chosen=chosen, rule=rule,
         reason=comparison(chosen, rule, fitting, hardware),
@@ -111,7 +112,7 @@ def _works(prompt: Prompt, layout: ParallelLayout) -> bool:
     return not is_refused(layout, prompt.plan(layout).workload(prompt.dtype.itemsize))
 
 
-def choose(fitting: Sequence[Prediction], rule: Prediction, mode: str) -> Prediction:
+def choose(fitting: Sequence[Prediction], rule: Prediction, mode: str, hardware: Hardware) -> Prediction:
     """Choose among layouts that fit, the best first. What is chosen is never predicted worse than the rule's layout."""
     best = fitting[0]
     if mode in (FIT, FIT_SLOW):
@@ -119,9 +120,10 @@ def choose(fitting: Sequence[Prediction], rule: Prediction, mode: str) -> Predic
     fewest = min(
         (each for each in fitting if each.seconds <= _EQUAL * best.seconds), key=lambda each: each.layout.ranks
     )
-    if rule.room.fits and fewest.seconds > GAIN * rule.seconds:
+    certain = not hardware.cores
+    if rule.room.fits and fewest.seconds > (GAIN if certain else GAIN_CORES) * rule.seconds:
         cheaper = fewest.layout.ranks < rule.layout.ranks and fewest.seconds <= rule.seconds
-        return fewest if cheaper else _same(fitting, rule)
+        return fewest if certain and cheaper else _same(fitting, rule)
     return fewest
 
 

@@ -40,10 +40,10 @@ REQUEST, REPLY = "request", "hardware"
 """Names of the tensors: JSON as bytes."""
 MAX_REQUEST = 1 << 20
 
-_ROUNDS = 3
-"""Rounds that count."""
-_ENOUGH = 1.0
-"""Seconds after which no further round begins."""
+_ROUNDS, _MOST = 3, 20
+"""Least and most rounds that count."""
+_SOME, _ENOUGH = 0.2, 1.0
+"""Seconds after which that are enough rounds, and after which even fewer are: what is short varies most."""
 _LARGEST = 32 << 20
 """Most bytes that a rank sends in an exchange that is measured."""
 _STREAM = 64 << 20
@@ -349,7 +349,8 @@ def _seconds_of(work: Callable[[], object]) -> float:
 
 
 def _too_few(taken: Sequence[float]) -> bool:
-    return len(taken) <= _ROUNDS and sum(taken) < _ENOUGH
+    spent = sum(taken)
+    return spent < _ENOUGH and (len(taken) <= _ROUNDS or (spent < _SOME and len(taken) <= _MOST))
 
 
 def _median(taken: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ from parallel_backend.planner.enumeration import layouts, of_the_rule
 from parallel_backend.planner.hardware import shipped
 from parallel_backend.planner.hardware.description import Hardware, Link
 from parallel_backend.planner.models import find
-from parallel_backend.planner.planning import plan, rivals, rule_prediction
+from parallel_backend.planner.planning import choose, plan, rivals, rule_prediction
 from parallel_backend.planner.prediction import predict
 from parallel_backend.planner.request import prompt
 from parallel_backend.planner.table import as_json, table
@@ -55,6 +55,18 @@ def test_what_is_chosen_is_never_predicted_worse_than_the_rule(small, alone, lin
     for asked in (small, alone):
         made = plan(asked, of(links))
         assert made.chosen.seconds <= made.rule.seconds
+
+
+@pytest.mark.parametrize(
+    ("launch", "gain", "taken"),
+    [(1e-6, 0.99, "rule"), (1e-6, 0.95, "other"), (0.0, 0.95, "rule"), (0.0, 0.85, "other")],
+)
+def test_a_small_gain_is_not_certain_on_cores_even_less(alone, launch, gain, taken):
+    rule = rule_prediction(alone, of(1e10))
+    other = replace(rule, layout=ParallelLayout(tensor=2), sampling=gain * rule.sampling, decoding=None)
+    rule = replace(rule, decoding=None)
+    chosen = choose([other, rule], rule, "auto", replace(of(1e10), launch=launch))
+    assert chosen is {"rule": rule, "other": other}[taken]
 
 
 def test_slow_links_make_one_device_the_fastest(alone):
