@@ -25,7 +25,7 @@ from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner import measured, record
 from parallel_backend.planner.enumeration import layouts
-from parallel_backend.planner.hardware.description import Hardware
+from parallel_backend.planner.hardware.description import Device, Hardware
 from parallel_backend.planner.models import Model, of_checkpoint
 from parallel_backend.planner.planning import choose, rule_prediction
 from parallel_backend.planner.prediction import Prediction, predict
@@ -217,8 +217,20 @@ class _Probe:
         return self.found[-1]
 
     def predicted(self, layout: ParallelLayout) -> float:
-        """Return the seconds of the prompt in a layout, the median of all probes."""
-        return statistics.median(predict(self._asked, layout, each).sampling for each in self.found)
+        """Return the seconds of the prompt in a layout, the median of all probes.
+
+        The first one says how much memory is free: before the later ones, models were loaded.
+        """
+        first, taken = self.found[0], list[float]()
+        for each in self.found:
+            devices = tuple(map(_with_memory, each.devices, first.devices))
+            hardware = replace(each, devices=devices, host_memory=first.host_memory)
+            taken.append(predict(self._asked, layout, hardware).sampling)
+        return statistics.median(taken)
+
+
+def _with_memory(device: Device, like: Device) -> Device:
+    return replace(device, memory=like.memory)
 
 
 def _cells(

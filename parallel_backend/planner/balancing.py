@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from ..distributed.rank_speeds import grouped
 from ..errors import InvalidRequest
 from ..layout.parallel_layout import ParallelLayout
 from ..layout.split import Split
@@ -69,16 +70,10 @@ def by_memory(layout: ParallelLayout, prompt: Prompt, hardware: Hardware) -> Par
         return None
 
 
-def stage_speeds(layout: ParallelLayout, hardware: Hardware) -> tuple[float, ...]:
-    """Return the relative speeds of the stages of ``pipe``, by which the ranks cut the blocks."""
-    if layout.balance or layout.pipe == 1:
-        return Split.of(layout).stages
-    least = [float("inf")] * layout.pipe
-    for rank in range(layout.ranks):
-        place = layout.coordinates(rank)["pipe"]
-        least[place] = min(least[place], _layers(hardware.devices[rank]))
-    speeds = _rounded(least)
-    return speeds if min(speeds) <= equal_above(hardware) else (1.0,) * layout.pipe
+def adapted(layout: ParallelLayout, hardware: Hardware) -> ParallelLayout:
+    """Return a layout as the ranks run it: they cut stages and stale patches by their speeds if these are unlike."""
+    speeds = [_layers(device) for device in hardware.devices[: layout.ranks]]
+    return layout.at(grouped(speeds, 1 / equal_above(hardware))) if layout.adapts else layout
 
 
 def equal_above(hardware: Hardware) -> float:

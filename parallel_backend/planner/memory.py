@@ -1,5 +1,6 @@
 """What a layout takes on each device, by the estimates with which the ranks decide before they load."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +54,7 @@ def taken(sizes: PartSizes, layout: ParallelLayout, rank: int) -> int:
         return sizes.shared_by(layout.sequence)
     place = layout.coordinates(rank)
     if layout.pipe > 1:
-        return sizes.outside + _stages(sizes, layout.pipe)[place["pipe"]]
+        return sizes.outside + _stages(sizes, Split.of(layout).stages)[place["pipe"]]
     return sizes.outside + int(sum(sizes.blocks) * Split.of(layout).cut_share(place["tensor"]))
 
 
@@ -63,9 +64,9 @@ def work_bytes(prompt: Prompt, layout: ParallelLayout) -> list[int]:
     return [forward_bytes(name, plan, rank, itemsize) for rank in range(layout.ranks)]
 
 
-def _stages(sizes: PartSizes, stages: int) -> list[int]:
+def _stages(sizes: PartSizes, speeds: Sequence[float]) -> list[int]:
     by_stage, begin = [], 0
-    for count in cut([float(block) for block in sizes.blocks], [1.0] * stages).sizes:
+    for count in cut([float(block) for block in sizes.blocks], speeds).sizes:
         by_stage.append(sum(sizes.blocks[begin : begin + count]))
         begin += count
     return by_stage

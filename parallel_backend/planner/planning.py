@@ -117,14 +117,15 @@ def choose(fitting: Sequence[Prediction], rule: Prediction, mode: str, hardware:
     best = fitting[0]
     if mode in (FIT, FIT_SLOW):
         return best
-    fewest = min(
-        (each for each in fitting if each.seconds <= _EQUAL * best.seconds), key=lambda each: each.layout.ranks
-    )
+    near = [each for each in fitting if each.seconds <= _EQUAL * best.seconds]
+    fewest = min(near, key=lambda each: each.layout.ranks)
+    if not rule.room.fits:
+        return fewest
     certain = not hardware.cores
-    if rule.room.fits and fewest.seconds > (GAIN if certain else GAIN_CORES) * rule.seconds:
-        cheaper = fewest.layout.ranks < rule.layout.ranks and fewest.seconds <= rule.seconds
-        return fewest if certain and cheaper else _same(fitting, rule)
-    return fewest
+    most = (GAIN if certain else GAIN_CORES) * rule.seconds
+    if certain and fewest.layout.ranks < rule.layout.ranks and fewest.seconds <= rule.seconds:
+        return fewest
+    return next((each for each in (fewest, best) if each.seconds <= most), None) or _same(fitting, rule)
 
 
 def _same(fitting: Sequence[Prediction], rule: Prediction) -> Prediction:

@@ -14,7 +14,7 @@ from ..strategies.sequence import SequenceSplit
 from ..strategies.sharded_weights import ShardedWeights
 from ..strategies.tensor import TensorParallel
 from .attending import attention
-from .balancing import stage_speeds
+from .balancing import adapted
 from .coding import decode_seconds
 from .communication import Sent, exchanged
 from .compute import interpolated, seconds
@@ -87,9 +87,10 @@ class Prediction:
 
 def predict(prompt: Prompt, layout: ParallelLayout, hardware: Hardware) -> Prediction:
     """Predict a prompt in a layout that works for it."""
+    asked, layout = layout, adapted(layout, hardware)
     layers = prompt.layers(1)
     family = layers.family
-    stages = stage_cut.sites(family, stage_speeds(layout, hardware)) if layout.pipe > 1 else ()
+    stages = stage_cut.sites(family, Split.of(layout).stages) if layout.pipe > 1 else ()
     workload = prompt.plan(layout).workload(prompt.dtype.itemsize, layers.parameters, stages)
     sent = exchanged(layout, workload, hardware)
     taken = room(prompt, layout, hardware, prompt.sizes)
@@ -97,7 +98,7 @@ def predict(prompt: Prompt, layout: ParallelLayout, hardware: Hardware) -> Predi
     step = max(steps, key=lambda each: each.seconds)
     by_rank = map(sum, zip(*(each.by_rank for each in sent.values()), strict=True))
     return Prediction(
-        layout=layout, step=step, sampling=_sampling(prompt, layout, step),
+        layout=asked, step=step, sampling=_sampling(prompt, layout, step),
         decoding=decode_seconds(prompt, hardware, layout.ranks), loading=taken.weights / hardware.files,
         sent=max(by_rank), room=taken,
     )  # fmt: skip
@@ -117,8 +118,9 @@ def _step(
     extent = local[0][1]
     tokens = {name: workload.tokens_by_rank(layout, extent, name)[place["sequence"]] for name in extent.streams}
     work = prompt.layers(batch).work(tokens)
-    speeds = stage_speeds(layout, hardware)
-    share = speeds[place["pipe"]] / sum(speeds)
+    share = 1.0
+    if layout.pipe > 1:
+        share = stage_cut.shares(prompt.layers(1).family, Split.of(layout).stages)[place["pipe"]]
     faster = device.alone if layout.ranks == 1 else 1.0
     columns = Split.of(layout).cut_share(place["tensor"])  # also for heads, whose shares may differ a little
     blocks = seconds(work.blocks.cut(columns), device, compiled=prompt.compiled)

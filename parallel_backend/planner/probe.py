@@ -4,11 +4,9 @@ A block of each kind computes on random numbers with each rank's share of the to
 layers, kernels and host of this machine. Attention and exchanges are measured apart, since layouts differ in them.
 """
 
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial as partial_of
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from ..attention.kernels import KERNELS
 from ..attention.routing import Route, routed
-from ..distributed.collectives import gather_texts, lowest, start_all_to_all, wait_all
+from ..distributed.collectives import gather_texts, start_all_to_all, wait_all
 from ..distributed.mesh import Axis
 from ..distributed.rank_speeds import paces
 from ..errors import InvalidRequest
@@ -33,6 +31,7 @@ from ..protocol.messages import Trial
 from ..strategies.token_split import TokenSplit
 from .hardware.description import Curve, Device, Hardware, Link, parse, text
 from .layers import kind_of
+from .timing import LEAST, seconds_of, usual, usual_here, usual_of
 
 NAME = "probe"
 """The name of the trial."""
@@ -40,18 +39,13 @@ REQUEST, REPLY = "request", "hardware"
 """Names of the tensors: JSON as bytes."""
 MAX_REQUEST = 1 << 20
 
-_ROUNDS, _MOST = 3, 20
-"""Least and most rounds that count."""
-_SOME, _ENOUGH = 0.2, 1.0
-"""Seconds after which that are enough rounds, and after which even fewer are: what is short varies most."""
+_EXCHANGES = 20
+"""Most rounds of an exchange, which is short and varies most."""
+_ALONE = 2
+"""In how many parts the tokens are of which rank 0 computes one alone."""
 _LARGEST = 32 << 20
 """Most bytes that a rank sends in an exchange that is measured."""
 _STREAM = 64 << 20
-_LEAST = 1e-9
-"""Seconds, since a clock may not have moved."""
-
-
-T = TypeVar("T")
 
 
 class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,15 +185,14 @@ def _layers(family: Family, inputs: Mapping[str, Tensor], world: Axis) -> tuple[
     nothing = _NoAttention()
     routes = [Route(site.module, nothing, site.each_sample) for site in family.attentions]
     with routed(routes):
-        embedding, whole = _usual_of(lambda: family.embed(inputs), world)
+        embedding, whole = usual_of(lambda: family.embed(inputs), world)
         points, alone = [], 1.0
         for n in range(world.size, 0, -1):
             state = _part(whole, n)
-            blocks, each, head = _forward(family, state, world)
+            blocks, each, head = _forward(family, state, lambda work: usual_of(work, world))
             points.append((1 / n, embedding + blocks + head))
-            if n == world.size > 1:
-                own = _seconds_of(partial_of(_blocks, family, state)) if world.index == 0 else each
-                alone = max(1.0, each / own)
+            if n == _ALONE and world.index == 0:  # the others wait for the next round
+                alone = max(1.0, each / _forward(family, state, usual_here)[1])
     return tuple(points), alone, whole
 
 
@@ -215,23 +208,16 @@ def _part(whole: State, shares: int) -> State:
     return split.shard(whole)
 
 
-def _forward(family: Family, state: State, world: Axis) -> tuple[float, float, float]:
+def _forward(
+    family: Family, state: State, timed: Callable[[Callable[[], Any]], tuple[float, Any]]
+) -> tuple[float, float, float]:
     """Return the seconds of all blocks, of one of each kind, and of what follows the blocks."""
     total, seen = 0.0, dict[tuple[object, ...], float]()
     for block in family.blocks:
         if (kind := kind_of(block)) not in seen:
-            seen[kind], state = _usual_of(partial_of(block.run, state), world)
+            seen[kind], state = timed(partial_of(block.run, state))
         total += seen[kind]
-    return total, sum(seen.values()), _usual(partial_of(family.head, state), world)
-
-
-def _blocks(family: Family, state: State) -> State:
-    done = set[tuple[object, ...]]()
-    for block in family.blocks:
-        if (kind := kind_of(block)) not in done:
-            done.add(kind)
-            state = block.run(state)
-    return state
+    return total, sum(seen.values()), timed(partial_of(family.head, state))[0]
 
 
 def _attends(family: Family, state: State, world: Axis, device: torch.device, dtype: torch.dtype) -> Curve:
@@ -242,12 +228,13 @@ def _attends(family: Family, state: State, world: Axis, device: torch.device, dt
         if site.queries is not None or any(name not in state.streams for name in site.streams):
             continue
         tokens = sum(state.streams[name].shape[1] for name in site.streams)
-        for n in range(1, world.size + 1):
-            for heads, part in ((-(-site.heads // n), tokens), (site.heads, -(-tokens // n))):
-                q = torch.randn(rows, heads, part, site.head_dim, device=device).to(dtype)
-                operations = 4.0 * rows * heads * part * part * site.head_dim
-                taken = _usual(partial_of(kernel, q, q, q, None), world)
-                points[operations] = min(taken, points.get(operations, taken))
+        shares = {(-(-site.heads // n), tokens) for n in range(1, world.size + 1)}
+        shares |= {(site.heads, -(-tokens // n)) for n in range(1, world.size + 1)}
+        for heads, part in sorted(shares):
+            q = torch.randn(rows, heads, part, site.head_dim, device=device).to(dtype)
+            operations = 4.0 * rows * heads * part * part * site.head_dim
+            taken = usual(partial_of(kernel, q, q, q, None), world)
+            points[operations] = min(taken, points.get(operations, taken))
     return tuple(sorted(points.items()))
 
 
@@ -259,20 +246,20 @@ def _matrix(family: Family, state: State, device: torch.device, dtype: torch.dty
     tokens = max(each.shape[1] for each in state.streams.values())
     width = max(each.shape[2] for each in state.streams.values())
     a, b = (torch.randn(*shape, device=device).to(dtype) for shape in ((tokens, width), (width, width)))
-    return 2.0 * tokens * width * width / _seconds_of(lambda: a @ b)
+    return 2.0 * tokens * width * width / seconds_of(lambda: a @ b)
 
 
 def _bandwidth(device: torch.device) -> float:
     source = torch.zeros(_STREAM, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2.0 * _STREAM / _seconds_of(lambda: target.copy_(source))
+    return 2.0 * _STREAM / seconds_of(lambda: target.copy_(source))
 
 
 def _fresh(device: torch.device, world: Axis) -> float:
     """Return the bytes of new memory that a CPU rank writes in a second. A GPU's is kept, and given out again."""
     if device.type != "cpu":
         return 0.0
-    return _STREAM / _usual(lambda: torch.empty(_STREAM, dtype=torch.uint8).fill_(1), world)
+    return _STREAM / usual(lambda: torch.empty(_STREAM, dtype=torch.uint8).fill_(1), world)
 
 
 def _launch(device: torch.device) -> float:
@@ -280,12 +267,12 @@ def _launch(device: torch.device) -> float:
     if device.type == "cpu":
         return 0.0
     x = torch.zeros(8, device=device)
-    return _seconds_of(lambda: [x.add_(1) for _ in range(100)]) / 100
+    return seconds_of(lambda: [x.add_(1) for _ in range(100)]) / 100
 
 
 def _streaming(device: torch.device) -> float:
     pinned = torch.zeros(_STREAM, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    return _STREAM / _seconds_of(lambda: pinned.to(device, copy=True))
+    return _STREAM / seconds_of(lambda: pinned.to(device, copy=True))
 
 
 def _links(request: ProbeRequest, world: Axis, device: torch.device, dtype: torch.dtype) -> tuple[Link, ...]:
@@ -297,10 +284,10 @@ def _links(request: ProbeRequest, world: Axis, device: torch.device, dtype: torc
         latency = _exchange(1, size, world, device)
         seconds = _exchange(amount // size, size, world, device)
         sent = 4 * (amount // size) * (size - 1)
-        bandwidth = sent / max(seconds - latency, 0.1 * seconds, _LEAST)
+        bandwidth = sent / max(seconds - latency, 0.1 * seconds, LEAST)
         starts = range(0, world.size, size)
         found += [
-            Link(devices=tuple(range(start, start + size)), bandwidth=bandwidth, latency=max(latency, _LEAST))
+            Link(devices=tuple(range(start, start + size)), bandwidth=bandwidth, latency=max(latency, LEAST))
             for start in starts
         ]
     return tuple(found)
@@ -315,57 +302,8 @@ def _exchange(values: int, size: int, world: Axis, device: torch.device) -> floa
     def exchange() -> None:
         wait_all(start_all_to_all(sent, sizes, received, sizes, world))
 
-    return _slowest(_usual(exchange, world), world)
+    return _slowest(usual(exchange, world, most=_EXCHANGES), world)
 
 
 def _slowest(seconds: float, world: Axis) -> float:
     return max(map(float, gather_texts(repr(seconds), world)))
-
-
-def _usual(work: Callable[[], object], world: Axis) -> float:
-    """Return the median seconds of some rounds, which all ranks begin together.
-
-    The fastest would be too good: in a step, all ranks wait for the one that is slowest just then.
-    """
-    return _usual_of(work, world)[0]
-
-
-def _usual_of(work: "Callable[[], T]", world: Axis) -> "tuple[float, T]":
-    """Return the same, and what the last round returned."""
-    taken = list[float]()
-    while lowest(int(_too_few(taken)), world):
-        seconds, result = _once(work)
-        taken.append(seconds)
-        PROGRESS.tick()
-    return _median(taken), result
-
-
-def _seconds_of(work: Callable[[], object]) -> float:
-    """Return the median seconds of some rounds on this rank alone."""
-    taken = list[float]()
-    while _too_few(taken):
-        taken.append(_once(work)[0])
-    return _median(taken)
-
-
-def _too_few(taken: Sequence[float]) -> bool:
-    spent = sum(taken)
-    return spent < _ENOUGH and (len(taken) <= _ROUNDS or (spent < _SOME and len(taken) <= _MOST))
-
-
-def _median(taken: Sequence[float]) -> float:
-    """Return the median of all rounds but the first, which also prepares. Of long ones, there are two at most."""
-    return max(statistics.median(taken[1:] if len(taken) > 2 else taken), _LEAST)
-
-
-def _once(work: "Callable[[], T]") -> "tuple[float, T]":
-    _wait()
-    begin = time.perf_counter()
-    result = work()
-    _wait()
-    return time.perf_counter() - begin, result
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

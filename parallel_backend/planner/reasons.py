@@ -46,7 +46,7 @@ def comparison(chosen: Prediction, rule: Prediction, fitting: Sequence[Predictio
     if one and chosen.layout.ranks > 1 and chosen.seconds > 0:
         words += f"; {one.seconds / chosen.seconds:.2f} times as fast as one device"
     if chosen.layout.ranks < devices:
-        words += f"; {chosen.layout.ranks} of {devices} devices, since more would not be faster"
+        words += f"; {chosen.layout.ranks} of {devices} devices, since more would not be clearly faster"
     if rule.layout == chosen.layout:
         return f"{words}; it is also what is taken without a plan"
     if not rule.room.fits:

@@ -46,6 +46,16 @@ def blocks(family: Family, speeds: Sequence[float]) -> Partition:
     return cut([_cost(family, block) for block in family.blocks if block.modules], speeds)
 
 
+def shares(family: Family, speeds: Sequence[float]) -> tuple[float, ...]:
+    """Return which part of the cost of all blocks each stage has."""
+    costs = [_cost(family, block) for block in family.blocks if block.modules]
+    cuts, begin = [], 0
+    for size in cut(costs, speeds).sizes:
+        cuts.append(sum(costs[begin : begin + size]) / sum(costs))
+        begin += size
+    return tuple(cuts)
+
+
 def sites(family: Family, speeds: Sequence[float]) -> tuple[tuple[int, ...], ...]:
     """Return, for each stage, how often it contains each of the geometry's attention sites."""
     with_weights = [block for block in family.blocks if block.modules]

@@ -6,7 +6,7 @@ import pytest
 
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading.offload_plan import with_slack
-from parallel_backend.planner.balancing import by_memory, by_speed
+from parallel_backend.planner.balancing import adapted, by_memory, by_speed
 from parallel_backend.planner.compute import interpolated
 from parallel_backend.planner.enumeration import layouts
 from parallel_backend.planner.hardware import shipped
@@ -98,10 +98,28 @@ def test_a_rank_with_more_of_the_weights_needs_room_for_them(asked):
 
 def test_stages_are_cut_by_the_speeds_of_their_devices(asked):
     texts = ("pipe=2 patches=1", "pipe=2 patches=1 balance=1:0.5", "pipe=2 patches=1 balance=1:1")
-    measured, given, even = (predict(asked, ParallelLayout.parse(text), of(1, 0.5)).sampling for text in texts)
-    assert measured == given < 0.85 * even
+    measured, given, even = (predict(asked, ParallelLayout.parse(text), of(1, 0.5)) for text in texts)
+    assert measured.sampling == given.sampling < 0.85 * even.sampling
+    assert measured.room.weights == given.room.weights > even.room.weights
+    assert str(measured.layout) == texts[0]
     nearly = [predict(asked, ParallelLayout.parse(text), of(1, 0.9)).sampling for text in texts]
     assert nearly[0] == nearly[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "speeds", "expected"),
+    [
+        ("pipe=2 ulysses=2 patches=1", (1, 0.5, 1, 1), "pipe=2 ulysses=2 patches=1 balance=0.5:1"),
+        ("pipe=3 patches=1", (1, 0.9, 0.5), "pipe=3 patches=1 balance=1:1:0.5"),
+        ("ring=2 stale=previous", (1, 0.5), "ring=2 stale=previous balance=1:0.5"),
+        ("pipe=2 patches=1", (1, 1e-9), "pipe=2 patches=1 balance=1:0.001"),
+        ("ulysses=2", (1, 0.5), "ulysses=2"),
+    ],
+)
+def test_what_adapts_is_predicted_as_the_ranks_run_it(asked, text, speeds, expected):
+    layout, hardware = ParallelLayout.parse(text), of(*speeds)
+    assert adapted(layout, hardware) == ParallelLayout.parse(expected)
+    assert predict(asked, layout, hardware).sampling > 0
 
 
 def test_equal_devices_have_equal_shares(asked):

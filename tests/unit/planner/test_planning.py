@@ -69,6 +69,21 @@ def test_a_small_gain_is_not_certain_on_cores_even_less(alone, launch, gain, tak
     assert chosen is {"rule": rule, "other": other}[taken]
 
 
+@pytest.mark.parametrize(("launch", "taken"), [(1e-6, "one"), (0.0, "rule")])
+def test_fewer_devices_that_are_as_fast_are_enough_but_not_by_what_cores_measure(alone, launch, taken):
+    rule = replace(rule_prediction(alone, of(1e10)), decoding=None)
+    one = replace(rule, layout=ParallelLayout(), sampling=0.99 * rule.sampling)
+    chosen = choose([one, rule], rule, "auto", replace(of(1e10), launch=launch))
+    assert chosen is {"rule": rule, "one": one}[taken]
+
+
+def test_a_gain_is_not_lost_to_fewer_devices(alone):
+    rule = replace(rule_prediction(alone, of(1e10)), decoding=None)
+    best = replace(rule, layout=ParallelLayout(tensor=2), sampling=0.895 * rule.sampling)
+    one = replace(rule, layout=ParallelLayout(), sampling=0.903 * rule.sampling)
+    assert choose([best, one, rule], rule, "auto", replace(of(1e10), launch=0.0)) is best
+
+
 def test_slow_links_make_one_device_the_fastest(alone):
     made = plan(alone, of(1e6))
     assert made.chosen.layout == ParallelLayout()
