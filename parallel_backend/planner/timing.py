@@ -54,16 +54,20 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def _too_few(taken: Sequence[float], most: int) -> bool:
-    counted = _counted(taken)
-    spent = sum(counted)
+    if len(taken) <= torch.cuda.is_available():
+        return True
+    spent = sum(_counted(taken))
     wanted = most if spent < _WHILE else _ROUNDS
-    return not counted or (spent < _ENOUGH and len(taken) <= wanted)
+    return spent < _ENOUGH and len(taken) <= wanted
 
 
 def _counted(taken: Sequence[float]) -> Sequence[float]:
-    """Leave out the first round, which also prepares: a GPU loads kernels. A CPU's counts where rounds are long."""
-    long = not torch.cuda.is_available() and len(taken) <= 2 and sum(taken) >= _ENOUGH
-    return taken if long else taken[1:]
+    """Leave out the first round, which also prepares: a GPU loads kernels. A CPU's counts where rounds are long.
+
+    Any rank may end the rounds, so the only one that there is counts, too.
+    """
+    long = not torch.cuda.is_available() and len(taken) == 2 and sum(taken) >= _ENOUGH
+    return taken if long or len(taken) == 1 else taken[1:]
 
 
 def _median(taken: Sequence[float]) -> float:

@@ -54,3 +54,11 @@ def test_the_first_round_does_not_count(clock, first: float, each: float, gpu: b
     clock(work, gpu=gpu)
     assert timing.usual_here(work)[0] == pytest.approx(each)
     assert timing.seconds_of(Work(0.0, 0.0)) == timing.LEAST
+
+
+def test_any_rank_may_end_the_rounds(clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, others = Work(0.9, 0.9), iter([1, 0])  # another rank's first round was long enough
+    clock(work, gpu=False)
+    monkeypatch.setattr(timing, "lowest", lambda value, axis: min(value, next(others)))
+    assert timing.usual(work, world(0, 1)) == pytest.approx(0.9)
+    assert work.rounds == 1
