@@ -186,14 +186,16 @@ def _layers(family: Family, inputs: Mapping[str, Tensor], world: Axis) -> tuple[
     routes = [Route(site.module, nothing, site.each_sample) for site in family.attentions]
     with routed(routes):
         embedding, whole = usual_of(lambda: family.embed(inputs), world)
-        points, alone = [], 1.0
+        points, each, own = [], dict[int, float](), 0.0
         for n in range(world.size, 0, -1):
             state = _part(whole, n)
-            blocks, each, head = _forward(family, state, lambda work: usual_of(work, world))
+            blocks, each[n], head = _forward(family, state, lambda work: usual_of(work, world))
             points.append((1 / n, embedding + blocks + head))
             if n == _ALONE and world.index == 0:  # the others wait for the next round
-                alone = max(1.0, each / _forward(family, state, usual_here)[1])
-    return tuple(points), alone, whole
+                own = _forward(family, state, usual_here)[1]
+    # All tokens are a second measurement of the same, which takes less than twice as long: something may disturb one.
+    faster = min(each[_ALONE], each[1] / _ALONE) / own if own else 1.0
+    return tuple(points), max(1.0, faster), whole
 
 
 def _part(whole: State, shares: int) -> State:
