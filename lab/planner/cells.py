@@ -102,7 +102,7 @@ class Cells:
         ]
         error = statistics.median(abs(cell.error) for cell in self.cells)
         fits = self.rule in {cell.layout for cell in self.cells}
-        regret = f"is taken, {100 * self.regret(self.rule):.0f} % over it" if fits else "is taken, which does not fit"
+        regret = f"is taken, {100 * self.regret(self.rule):.0f} % over it" if fits else "is taken, which was not timed"
         lines.append(
             f'median error {100 * error:.0f} %; a probe takes {self.probing:.1f} s; the planner takes "{self.chosen}", '
             f'{100 * self.regret(self.chosen):.0f} % over the best; without a plan "{self.rule}" {regret}'
@@ -118,6 +118,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--guidance", action="store_true", help="two branches")
     parser.add_argument("--batch", type=int, default=1, help="samples (default %(default)s)")
     machines.add_arguments(parser)
+    parser.add_argument(
+        "--layout", action="append", metavar="LAYOUT",
+        help="times only this one, with every balance, and one rank; repeatable (default: all that fit)",
+    )  # fmt: skip
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS, help="probes, and forwards of each layout (default %(default)s)"
     )
@@ -141,6 +145,7 @@ def run(options: argparse.Namespace) -> int:
                 machine,
                 guided=options.guidance,
                 rounds=options.rounds,
+                only=[ParallelLayout.parse(text) for text in options.layout or ()],
             )
             for family in options.family or FAMILIES
             for tokens in sizes
@@ -149,7 +154,9 @@ def run(options: argparse.Namespace) -> int:
     )
 
 
-def timed(case: Case, devices: Devices, machine: Machine, *, guided: bool, rounds: int) -> Cells:
+def timed(
+    case: Case, devices: Devices, machine: Machine, *, guided: bool, rounds: int, only: Sequence[ParallelLayout] = ()
+) -> Cells:
     """Probe, predict and time all layouts of a family's small model that fit.
 
     Args:
@@ -158,6 +165,7 @@ def timed(case: Case, devices: Devices, machine: Machine, *, guided: bool, round
         machine: what is different here.
         guided: whether there are two branches.
         rounds: probes, and forwards of each layout.
+        only: layouts without balance, if not all are timed. One rank is, too.
     """
     inputs = [dict(case.inputs()) for _ in range(2 if guided else 1)]
     with tempfile.TemporaryDirectory(prefix="plan-cells-") as name:
@@ -167,10 +175,12 @@ def timed(case: Case, devices: Devices, machine: Machine, *, guided: bool, round
         with machine.made(len(devices.indices), scratch), temporary_backend(scratch) as client:
             probe = _Probe(client=client, devices=devices, asked=asked)
             hardware = probe.measure()
-            first = [predict(asked, layout, hardware) for layout in layouts(asked, hardware)]
-            first = [each for each in first if each.room.fits]
+            wanted = [layout for layout in layouts(asked, hardware) if _is_among(layout, only)]
+            first = [each for layout in wanted if (each := predict(asked, layout, hardware)).room.fits]
             if not first:
-                raise InvalidRequest(f"--memory-limit {machine.limit}: no layout of {case} fits; give more")
+                raise InvalidRequest(
+                    f"{case}{machine}: no layout fits; raise --memory-limit, or name others with --layout"
+                )
             calls = [_call(client, path, devices, each.layout, inputs) for each in first]
             cells = _cells([each.layout for each in first], calls, probe, rounds)
     rule = rule_prediction(asked, hardware)
@@ -179,6 +189,10 @@ def timed(case: Case, devices: Devices, machine: Machine, *, guided: bool, round
         what=_what(case, asked) + f" on {len(devices.indices)} ranks{machine}", cells=cells,
         chosen=_name(chosen), rule=_name(rule), probing=statistics.median(probe.seconds),
     )  # fmt: skip
+
+
+def _is_among(layout: ParallelLayout, only: Sequence[ParallelLayout]) -> bool:
+    return not only or replace(layout, balance=(), attention_balance=()) in (ParallelLayout(), *only)
 
 
 def _what(case: Case, asked: Prompt) -> str:

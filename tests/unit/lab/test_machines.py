@@ -19,6 +19,7 @@ from parallel_backend.errors import InvalidRequest
     ("words", "message"),
     [
         (("--handicap", "0.5"), "--handicap 0.5: at least 1 is needed"),
+        (("--all-slower", "0.9"), "--all-slower 0.9: at least 1 is needed"),
         (("--link", "-1"), "--link -1: a number of megabits is needed, or 0 for no limit"),
         (("--batch", "0"), "--batch 0: at least 1 is needed"),
         (("--rounds", "0"), "--rounds 0: at least 1 is needed"),
@@ -45,6 +46,13 @@ def test_ranks_are_slower_and_have_less_memory_for_a_while(tmp_path):
         assert not env.PYTHON.get()
     assert not env.HANDICAP.is_set()
     assert env.MEMORY_LIMIT.get() is None
+
+
+def test_all_ranks_are_slower_and_the_last_even_more(tmp_path):
+    machine = Machine(handicap=2.0, all_slower=1.5)
+    assert str(machine) == ", all 1.5 times slower, the last 2 times slower"
+    with machine.made(3, tmp_path):
+        assert env.HANDICAP.get() == {0: 1.5, 1: 1.5, 2: 3.0}
 
 
 def test_a_backend_gets_a_python_behind_the_slow_link(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lab.planner.cells import Cell, Cells
+from lab.planner.cells import Cell, Cells, _is_among
 from lab.planner.published import FILE, Row, compared, read, summary
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner.hardware.shipped import KERNELS, MACHINES
@@ -45,5 +45,12 @@ def test_the_regret_of_a_choice_is_what_it_takes_over_the_best():
     both = Cells(what="wan", cells=cells, chosen="a", rule="b", probing=2.5)
     assert (both.regret("a"), both.regret("b")) == (0.0, 0.5)
     assert 'takes "a", 0 % over the best; without a plan "b" is taken, 50 % over it' in both.describe()
-    assert 'without a plan "c" is taken, which does not fit' in replace(both, rule="c").describe()
+    assert 'without a plan "c" is taken, which was not timed' in replace(both, rule="c").describe()
     assert FILE.is_file()
+
+
+def test_a_named_layout_is_timed_with_every_balance_and_beside_one_rank():
+    texts = ("one rank", "ring=3", "ring=3 balance=1:1:0.4", "ulysses=3", "ring=3 shard_weights")
+    found = [text for text in texts if _is_among(ParallelLayout.parse(text), [ParallelLayout(ring=3)])]
+    assert found == ["one rank", "ring=3", "ring=3 balance=1:1:0.4"]
+    assert all(_is_among(ParallelLayout.parse(text), []) for text in texts)
