@@ -46,6 +46,8 @@ _ALONE = 2
 _LARGEST = 32 << 20
 """Most bytes that a rank sends in an exchange that is measured."""
 _STREAM = 64 << 20
+_REPEATED = 1 << 20
+"""Random numbers that stand for weights again and again: to draw as many as there are takes seconds."""
 
 
 class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +151,7 @@ def _with_numbers(request: ProbeRequest, device: torch.device, dtype: torch.dtyp
     """Return a family of which a block of each kind, and what is around the blocks, have random numbers."""
     module = partial.empty(module_class_of(request.class_name), request.config, dtype)
     family = family_of(request.class_name)(module.eval().requires_grad_(False))
-    kinds = set[tuple[object, ...]]()
+    kinds, repeated = set[tuple[object, ...]](), torch.randn(_REPEATED, device=device) * 0.02
     inside = {part for block in family.blocks for each in block.modules for part in each.modules()}
     filled = [part for part in module.modules() if part not in inside]
     for block in family.blocks:
@@ -158,7 +160,9 @@ def _with_numbers(request: ProbeRequest, device: torch.device, dtype: torch.dtyp
             filled += [part for each in block.modules for part in each.modules()]
     for part in filled:
         for name, parameter in part.named_parameters(recurse=False):
-            numbers = torch.empty(parameter.shape, dtype=parameter.dtype, device=device).normal_(std=0.02)
+            numbers = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            for some in numbers.view(-1).split(_REPEATED):
+                some.copy_(repeated[: len(some)])
             setattr(part, name, torch.nn.Parameter(numbers, requires_grad=False))
         for name, buffer in part.named_buffers(recurse=False):
             setattr(part, name, buffer.to(device))
