@@ -14,7 +14,7 @@ from .prediction import Prediction, predict
 from .reasons import comparison
 from .request import Prompt
 
-GAIN, GAIN_CORES = 0.98, 0.9
+GAIN, GAIN_CORES = 0.98, 0.95
 """A plan has to take at most this part of the time of the rule's layout to be taken instead: less is not certain, least
 of all on CPU cores."""
 _NEAR_FAST, _NEAR_SENT = 1.1, 1.5
