@@ -93,6 +93,10 @@ class Cells:
         by_layout = {cell.layout: cell.measured for cell in self.cells}
         return by_layout[layout] / min(by_layout.values()) - 1
 
+    def _over(self, layout: str) -> str:
+        timed = layout in {cell.layout for cell in self.cells}
+        return f"{100 * self.regret(layout):.0f} % over" if timed else "which was not timed beside"
+
     def describe(self) -> str:
         """Format the cells as a table."""
         lines = [f"{self.what}: {'predicted':>10} {'measured':>10} {'error':>7}"]
@@ -101,11 +105,9 @@ class Cells:
             for cell in self.cells
         ]
         error = statistics.median(abs(cell.error) for cell in self.cells)
-        fits = self.rule in {cell.layout for cell in self.cells}
-        regret = f"is taken, {100 * self.regret(self.rule):.0f} % over it" if fits else "is taken, which was not timed"
         lines.append(
             f'median error {100 * error:.0f} %; a probe takes {self.probing:.1f} s; the planner takes "{self.chosen}", '
-            f'{100 * self.regret(self.chosen):.0f} % over the best; without a plan "{self.rule}" {regret}'
+            f'{self._over(self.chosen)} the best; without a plan "{self.rule}" is taken, {self._over(self.rule)} it'
         )
         return "\n".join(lines)
 
@@ -175,14 +177,13 @@ def timed(
         with machine.made(len(devices.indices), scratch), temporary_backend(scratch) as client:
             probe = _Probe(client=client, devices=devices, asked=asked)
             hardware = probe.measure()
-            wanted = [layout for layout in layouts(asked, hardware) if _is_among(layout, only)]
-            first = [each for layout in wanted if (each := predict(asked, layout, hardware)).room.fits]
+            predicted = (predict(asked, layout, hardware) for layout in layouts(asked, hardware))
+            first = [each for each in predicted if each.room.fits]
             if not first:
-                raise InvalidRequest(
-                    f"{case}{machine}: no layout fits; raise --memory-limit, or name others with --layout"
-                )
-            calls = [_call(client, path, devices, each.layout, inputs) for each in first]
-            cells = _cells([each.layout for each in first], calls, probe, rounds)
+                raise InvalidRequest(f"--memory-limit {machine.limit}: no layout of {case} fits; give more")
+            tried = _tried([each.layout for each in first], only)
+            calls = [_call(client, path, devices, layout, inputs) for layout in tried]
+            cells = _cells(tried, calls, probe, rounds)
     rule = rule_prediction(asked, hardware)
     chosen = choose(sorted(first, key=lambda each: each.sampling), rule, "auto", hardware)
     return Cells(
@@ -191,8 +192,18 @@ def timed(
     )  # fmt: skip
 
 
-def _is_among(layout: ParallelLayout, only: Sequence[ParallelLayout]) -> bool:
-    return not only or replace(layout, balance=(), attention_balance=()) in (ParallelLayout(), *only)
+def _tried(fitting: Sequence[ParallelLayout], only: Sequence[ParallelLayout]) -> list[ParallelLayout]:
+    """Return the layouts that are timed: those of ``only`` with every balance, and one rank, or all.
+
+    Raises:
+        InvalidRequest: one of ``only`` is not among those that fit.
+    """
+    without = {layout: replace(layout, balance=(), attention_balance=()) for layout in fitting}
+    for each in only:
+        if each not in without.values():
+            choices = ", ".join(f'"{layout}"' for layout in dict.fromkeys(without.values()))
+            raise InvalidRequest(f'--layout "{each}" does not work here; choices: {choices}')
+    return [layout for layout, bare in without.items() if not only or bare in (ParallelLayout(), *only)]
 
 
 def _what(case: Case, asked: Prompt) -> str:

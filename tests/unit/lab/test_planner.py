@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from lab.planner.cells import Cell, Cells, _is_among
+from lab.planner.cells import Cell, Cells, _tried
 from lab.planner.published import FILE, Row, compared, read, summary
+from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner.hardware.shipped import KERNELS, MACHINES
 from parallel_backend.planner.models import PUBLISHED
@@ -45,12 +46,22 @@ def test_the_regret_of_a_choice_is_what_it_takes_over_the_best():
     both = Cells(what="wan", cells=cells, chosen="a", rule="b", probing=2.5)
     assert (both.regret("a"), both.regret("b")) == (0.0, 0.5)
     assert 'takes "a", 0 % over the best; without a plan "b" is taken, 50 % over it' in both.describe()
-    assert 'without a plan "c" is taken, which was not timed' in replace(both, rule="c").describe()
+    assert (
+        'takes "d", which was not timed beside the best; without a plan "c" is taken, which was not timed beside it'
+        in (replace(both, chosen="d", rule="c").describe())
+    )
     assert FILE.is_file()
 
 
 def test_a_named_layout_is_timed_with_every_balance_and_beside_one_rank():
     texts = ("one rank", "ring=3", "ring=3 balance=1:1:0.4", "ulysses=3", "ring=3 shard_weights")
-    found = [text for text in texts if _is_among(ParallelLayout.parse(text), [ParallelLayout(ring=3)])]
-    assert found == ["one rank", "ring=3", "ring=3 balance=1:1:0.4"]
-    assert all(_is_among(ParallelLayout.parse(text), []) for text in texts)
+    fitting = [ParallelLayout.parse(text) for text in texts]
+    assert _tried(fitting, [ParallelLayout(ring=3)]) == fitting[:3]
+    assert _tried(fitting, []) == fitting
+
+
+@pytest.mark.parametrize("text", ["tensor=3", "ring=3 balance=1:1:0.4"])
+def test_a_named_layout_that_does_not_work_is_refused(text):
+    fitting = [ParallelLayout(), ParallelLayout(ring=3)]
+    with pytest.raises(InvalidRequest, match=f'--layout "{text}" does not work here; choices: "one rank", "ring=3"'):
+        _tried(fitting, [ParallelLayout.parse(text)])
