@@ -14,7 +14,7 @@ from .device_memory import ran_out
 _TRIES = 7
 _WHILE = 0.2
 """Seconds: longer than the slices of time that programs get on one GPU, and enough to wake it."""
-_SAME_SPEED_RATIO = {"cuda": 1.15, "cpu": 1.6}
+SAME_SPEED_RATIO = {"cuda": 1.15, "cpu": 1.6}
 """Ratio up to which two speeds count as equal, by device type.
 
 Devices of one model differ by less, and the cut should be the same every time. The speed of a CPU core depends on what
@@ -24,7 +24,7 @@ runs beside it.
 
 def measure(device: torch.device, world_size: int) -> tuple[float, ...]:
     """Measure the relative speed of every rank; the fastest is 1. The same on all ranks; collective over the world."""
-    return grouped(_of_all(1.0 / _shortest_seconds(device), world_size), _SAME_SPEED_RATIO[device.type])
+    return grouped(_of_all(1.0 / _shortest_seconds(device), world_size), SAME_SPEED_RATIO[device.type])
 
 
 def paces(device: torch.device, world_size: int) -> tuple[float, ...]:

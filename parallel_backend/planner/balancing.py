@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 
 from ..distributed.rank_speeds import grouped
 from ..errors import InvalidRequest
@@ -83,7 +84,7 @@ def equal_above(hardware: Hardware) -> float:
 
 def _relative(layout: ParallelLayout, hardware: Hardware, speed: Speed) -> tuple[float, ...]:
     """Return the speeds of the ranks of a group that shares a row. Of several groups, the slowest counts."""
-    return _rounded(_least(layout, hardware, lambda device, _: speed(device)))
+    return _rounded(_least(layout, hardware, lambda device, _: speed(device)), hardware)
 
 
 def _at_their_shares(layout: ParallelLayout, hardware: Hardware, speeds: tuple[float, ...]) -> tuple[float, ...]:
@@ -91,15 +92,20 @@ def _at_their_shares(layout: ParallelLayout, hardware: Hardware, speeds: tuple[f
 
     What each rank does whatever its share is makes a small share slower than in proportion.
     """
+    if all(device.balanced for device in hardware.devices[: layout.ranks]):
+        return _rounded(_least(layout, hardware, lambda device, _: device.balanced), hardware)
     rates: list[float] = list(speeds)
     for _ in range(_ROUNDS):
         shares = [rate / sum(rates) for rate in rates]
         rates = _least(layout, hardware, partial(_rate_of, shares))
-    return _rounded(rates)
+    return _rounded(rates, hardware)
 
 
-def _rounded(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(round(each / max(values), 2) for each in values)
+def _rounded(speeds: Sequence[float], hardware: Hardware) -> tuple[float, ...]:
+    """Return speeds relative to the fastest. Those that count as equal are their mean, since they differ by chance."""
+    levels = grouped(speeds, 1 / equal_above(hardware))
+    means = {level: fmean(speed for speed, own in zip(speeds, levels, strict=True) if own == level) for level in levels}
+    return tuple(round(means[level] / max(means.values()), 2) for level in levels)
 
 
 def _least(layout: ParallelLayout, hardware: Hardware, value: Callable[[Device, int], float]) -> list[float]:

@@ -4,16 +4,14 @@ A block of each kind computes on random numbers with each rank's share of the to
 layers, kernels and host of this machine. Attention and exchanges are measured apart, since layouts differ in them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial as partial_of
-from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
 from ..attention.kernels import KERNELS
-from ..attention.routing import Route, routed
 from ..distributed.collectives import gather_texts, start_all_to_all, wait_all
 from ..distributed.mesh import Axis
 from ..distributed.rank_speeds import paces
@@ -22,16 +20,14 @@ from ..families.modules import module_class_of
 from ..families.registry import family_of
 from ..interfaces.family import Family
 from ..interfaces.state import State
-from ..layout.partition import Partition
-from ..layout.stream_partition import StreamPartition
 from ..loading import partial
 from ..loading.room import room_on
 from ..progress import PROGRESS
 from ..protocol.messages import Trial
-from ..strategies.token_split import TokenSplit
+from . import layer_curve
 from .hardware.description import Curve, Device, Hardware, Link, parse, text
 from .layers import kind_of
-from .timing import LEAST, seconds_of, usual, usual_here, usual_of
+from .timing import LEAST, seconds_of, usual
 
 NAME = "probe"
 """The name of the trial."""
@@ -41,8 +37,6 @@ MAX_REQUEST = 1 << 20
 
 _EXCHANGES = 20
 """Most rounds of an exchange, which is short and varies most."""
-_ALONE = 2
-"""In how many parts the tokens are of which rank 0 computes one alone."""
 _LARGEST = 32 << 20
 """Most bytes that a rank sends in an exchange that is measured."""
 _STREAM = 64 << 20
@@ -136,14 +130,14 @@ def _device(request: ProbeRequest, world: Axis, device: torch.device, dtype: tor
     family = _with_numbers(request, device, dtype)
     inputs = {name: _random(name, shape, dtype, device) for name, shape in request.shapes.items()}
     with torch.inference_mode():
-        layers, alone, states = _layers(family, inputs, world)
+        layers, alone, balanced, states = layer_curve.measured(family, inputs, world, device)
         attends = _attends(family, states, world, device, dtype)
         matrix, attention = _matrix(family, states, device, dtype), _rate(attends)
         bandwidth = _bandwidth(device)
     return Device(
         name=request.device_names[world.index], matrix=matrix, attention=attention,
         memory=float(max(room_on(device, 0).left, 1)), bandwidth=bandwidth, alone=alone, fresh=_fresh(device, world),
-        layers=layers, attends=attends,
+        layers=layers, attends=attends, balanced=balanced,
     )  # fmt: skip
 
 
@@ -177,53 +171,6 @@ def _random(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch
     if name.endswith("timestep"):
         return torch.full(shape, 500.0, device=device)
     return torch.randn(shape, dtype=torch.float32).to(device, dtype)
-
-
-class _NoAttention:
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
-        return query
-
-
-def _layers(family: Family, inputs: Mapping[str, Tensor], world: Axis) -> tuple[Curve, float, State]:
-    """Return the seconds of a forward without attention by share of the tokens, how much faster rank 0 is alone."""
-    nothing = _NoAttention()
-    routes = [Route(site.module, nothing, site.each_sample) for site in family.attentions]
-    with routed(routes):
-        embedding, whole = usual_of(lambda: family.embed(inputs), world)
-        points, each, own = [], dict[int, float](), 0.0
-        for n in range(world.size, 0, -1):
-            state = _part(whole, n)
-            blocks, each[n], head = _forward(family, state, lambda work: usual_of(work, world))
-            points.append((1 / n, embedding + blocks + head))
-            if n == _ALONE and world.index == 0:  # the others wait for the next round
-                own = _forward(family, state, usual_here)[1]
-    # All tokens are a second measurement of the same, which takes less than twice as long: something may disturb one.
-    faster = min(each[_ALONE], each[1] / _ALONE) / own if own else 1.0
-    return tuple(points), max(1.0, faster), whole
-
-
-def _part(whole: State, shares: int) -> State:
-    """Return the first of several equal shares of the tokens."""
-    if shares == 1:
-        return whole
-    streams = {}
-    for name, tokens in whole.streams.items():
-        first = Partition.even(tokens.shape[1], shares).sizes[0]
-        streams[name] = StreamPartition(((0, Partition((first, tokens.shape[1] - first))),))
-    split = TokenSplit(axis=Axis(name="sequence", ranks=(0, 1), index=0, group=None, gloo=True), streams=streams)
-    return split.shard(whole)
-
-
-def _forward(
-    family: Family, state: State, timed: Callable[[Callable[[], Any]], tuple[float, Any]]
-) -> tuple[float, float, float]:
-    """Return the seconds of all blocks, of one of each kind, and of what follows the blocks."""
-    total, seen = 0.0, dict[tuple[object, ...], float]()
-    for block in family.blocks:
-        if (kind := kind_of(block)) not in seen:
-            seen[kind], state = timed(partial_of(block.run, state))
-        total += seen[kind]
-    return total, sum(seen.values()), timed(partial_of(family.head, state))[0]
 
 
 def _attends(family: Family, state: State, world: Axis, device: torch.device, dtype: torch.dtype) -> Curve:

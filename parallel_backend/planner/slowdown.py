@@ -92,5 +92,5 @@ def _at(device: Device, speed: float) -> Device:
 
     return replace(
         device, matrix=device.matrix * speed, attention=device.attention * speed, layers=slower(device.layers),
-        attends=slower(device.attends),
+        attends=slower(device.attends), balanced=device.balanced * speed,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Runs ``tests/inside_comfyui`` inside a process of each ComfyUI version."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,13 @@ def check(markers: str, comfyui_path: Path, tmp_path: Path) -> None:
         output.seek(0)
         text = output.read()
     print(text)
-    assert code == 0, text[-8000:]
+    assert code == 0, failures(text)[-8000:]
+
+
+def failures(output: str) -> str:
+    """Return what pytest printed of each failure, without what passed and what was skipped."""
+    report = re.split("^=+ (?:ERRORS|FAILURES) =+$", output, maxsplit=1, flags=re.MULTILINE)[-1]
+    return "\n".join(line for line in report.splitlines() if not line.startswith("SKIPPED"))
 
 
 @pytest.mark.grid

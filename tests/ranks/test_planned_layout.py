@@ -4,13 +4,19 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
+from lab.engine import lab_ranks
+from parallel_backend import env
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.engine.layout_trial import CALLS
+from parallel_backend.families.registry import family_of
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.planner import record
+from parallel_backend.planner import probe, record
 from parallel_backend.planner.hardware.description import Link
-from parallel_backend.protocol.messages import Forward
+from parallel_backend.planner.models import Model
+from parallel_backend.planner.request import Prompt
+from parallel_backend.protocol.messages import Forward, Trial
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.verify import examples
 
@@ -45,6 +51,23 @@ def test_two_ranks_measure_once_and_agree(tmp_path, caches):
     assert (again - planned).abs().max() == 0
 
 
+@pytest.mark.long
+def test_ranks_of_unlike_speed_are_measured_with_unlike_shares(tmp_path, monkeypatch):
+    variant = family_of(WAN).variants()["t2v"]
+    model = Model(name="small", class_name=WAN, config=variant.config, text=variant.text)
+    shapes = Prompt(model=model, size=variant.size, steps=2, dtype=torch.float32).shapes
+    request = probe.ProbeRequest(
+        class_name=WAN, config=dict(variant.config), shapes={**shapes, "hidden_states": (1, 16, 3, 10, 12)},
+        dtype="float32", name="here", device_names=("cpu", "cpu"),
+    )  # fmt: skip
+    message = Trial(model=ModelSpec(path="/", devices=DEVICES), name=probe.NAME)
+    monkeypatch.setenv(env.HANDICAP.name, "1=4")
+    with lab_ranks(), temporary_backend(tmp_path) as client:
+        measured = probe.answered(client.call(message, probe.asked_by(request)))
+    first, second = (device.balanced for device in measured.devices)
+    assert 0 < second < 0.8 * first
+
+
 def with_fast_links(path, second=1.0, faster=None):
     """Let a kept measurement say that a rank needs half of the time for half of the work, and exchanges none.
 
@@ -56,7 +79,14 @@ def with_fast_links(path, second=1.0, faster=None):
     measured = record.read(path, facts).hardware
     assert measured is not None
     devices = tuple(
-        replace(each, alone=1.0, layers=((0.5, 0.5 / speed), (1.0, 1.0 / speed)), attends=(), attention=1e12 * speed)
+        replace(
+            each,
+            alone=1.0,
+            balanced=0.0,
+            layers=((0.5, 0.5 / speed), (1.0, 1.0 / speed)),
+            attends=(),
+            attention=1e12 * speed,
+        )
         for each, speed in zip(measured.devices, (1.0, second), strict=True)
     )
     links = (Link(devices=(0, 1), bandwidth=1e15, latency=1e-9),)

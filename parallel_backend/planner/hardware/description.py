@@ -34,6 +34,8 @@ class Device:
         layers: measured seconds of all layers of one model's forward without attention, by the share of the tokens.
             They take the place of what is predicted from the numbers above. Empty if nothing has been measured.
         attends: measured seconds of the attention of one model, by the number of its operations.
+        balanced: measured shares of the tokens a second in those layers, beside the other devices and with a share in
+            proportion to its speed; 0 if nobody measured that, as where devices are alike.
     """
 
     name: str
@@ -46,12 +48,15 @@ class Device:
     fresh: float = 0.0
     layers: Curve = ()
     attends: Curve = ()
+    balanced: float = 0.0
 
     def __post_init__(self) -> None:
         for field in ("matrix", "attention", "memory", "bandwidth", "units", "alone"):
             _check_positive(f"{field} of device {self.name!r}", getattr(self, field))
-        if not 0 <= self.fresh < math.inf:
-            raise InvalidRequest(f"fresh of device {self.name!r} is {self.fresh:g}: 0 or more is needed")
+        for field in ("fresh", "balanced"):
+            if not 0 <= getattr(self, field) < math.inf:
+                given = f"{field} of device {self.name!r} is {getattr(self, field):g}"
+                raise InvalidRequest(f"{given}: 0 or more is needed")
         for field in ("layers", "attends"):
             for number in (number for point in getattr(self, field) for number in point):
                 _check_positive(f"{field} of device {self.name!r}", number)

@@ -16,6 +16,7 @@ from parallel_backend.planner.models import find
 from parallel_backend.planner.planning import plan
 from parallel_backend.planner.prediction import predict
 from parallel_backend.planner.request import prompt
+from parallel_backend.planner.slowdown import as_now
 
 FAST = shipped.card("RTX 4090")
 
@@ -43,6 +44,7 @@ def asked():
         ("tensor=2", (1, 0.5), (1, 0.25), "tensor=2 balance=1:0.5/1:0.25"),
         ("cfg=2 ulysses=2", (1, 0.5, 0.8, 0.6), None, "cfg=2 ulysses=2 balance=1:0.62"),  # 0.8 and 0.5 of the groups
         ("ulysses=2", (1, 0.9), None, None),
+        ("ulysses=3", (1, 0.9, 0.5), None, "ulysses=3 balance=1:1:0.53"),  # the first two differ by chance
         ("ring=2", (1, 1), (1, 0.5), None),
         ("ulysses=2", (1, 1), (1, 0.5), "ulysses=2 balance=1:1/1:0.5"),
         ("dsp=2", (1, 0.5), (1, 0.25), "dsp=2 balance=1:0.5/1:0.25"),
@@ -77,6 +79,17 @@ def test_all_take_equally_long_where_small_shares_cost_more_than_in_proportion(t
     shares = [each / sum(found.balance) for each in found.balance]
     seconds = [interpolated(curve, share) for curve, share in zip(curves, shares, strict=True)]
     assert max(seconds) < 1.02 * min(seconds)
+
+
+def test_speeds_that_were_measured_beside_each_other_count_most():
+    devices = tuple(
+        replace(FAST, layers=((0.5, seconds / 2), (1.0, seconds)), balanced=balanced)
+        for seconds, balanced in ((1.0, 0.21), (1.3, 0.19), (2.0, 0.09))
+    )
+    measured = replace(of(1, 1, 1), devices=devices)
+    assert by_speed(ParallelLayout(ring=3), measured) == ParallelLayout.parse("ring=3 balance=1:1:0.45")
+    now = as_now(measured, (1.0, 0.5, 1.0))
+    assert by_speed(ParallelLayout(ring=3), now) == ParallelLayout.parse("ring=3 balance=1:0.44:0.44")
 
 
 def test_cores_of_a_cpu_vary_more():

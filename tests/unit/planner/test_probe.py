@@ -8,7 +8,7 @@ from parallel_backend.distributed.world import world
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import family_of
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.planner import probe
+from parallel_backend.planner import layer_curve, probe
 from parallel_backend.planner.models import Model
 from parallel_backend.planner.prediction import predict
 from parallel_backend.planner.request import Prompt
@@ -53,9 +53,21 @@ def test_one_rank_measures_its_layers_and_its_attention(class_name):
 
 def test_a_larger_size_takes_longer():
     _, request = asked(WAN)
-    larger = msgspec.structs.replace(request, shapes={**request.shapes, "hidden_states": (1, 16, 5, 40, 40)})
+    # A hundred times the work: what else the machine does cannot make it faster than the small one.
+    larger = msgspec.structs.replace(request, shapes={**request.shapes, "hidden_states": (1, 16, 5, 64, 64)})
     small, large = measured(request), measured(larger)
-    assert large.devices[0].layers[0][1] > 2 * small.devices[0].layers[0][1]
+    assert large.devices[0].layers[0][1] > small.devices[0].layers[0][1]
+
+
+@pytest.mark.parametrize("slower", [1.0, 4.0])
+def test_beside_a_slower_rank_a_larger_share_is_measured_too(monkeypatch, slower):
+    monkeypatch.setattr(layer_curve, "gather_texts", lambda mine, _: [mine, repr(slower * float(mine))])
+    shares = []
+    part = layer_curve._part
+    monkeypatch.setattr(layer_curve, "_part", lambda whole, share: shares.append(share) or part(whole, share))
+    (device,) = measured(asked(WAN)[1]).devices
+    assert shares == pytest.approx([1.0] if slower == 1 else [1.0, slower / (1 + slower)])
+    assert (device.balanced > 0) == (slower > 1)
 
 
 @pytest.mark.parametrize(
