@@ -43,16 +43,23 @@ class Autoencoding:
 
     Args:
         bfloat16: whether the devices of all ranks have bfloat16.
+        speeds: relative speed of each rank, for a model without a layout; empty if all are equal.
 
     Raises:
         InvalidRequest: the checkpoint has no VAE that can be used, or the request's tensor does not fit it.
     """
 
     def __init__(
-        self, request: ActiveRequest[Decode] | ActiveRequest[Encode], components: ComponentCache, *, bfloat16: bool
+        self,
+        request: ActiveRequest[Decode] | ActiveRequest[Encode],
+        components: ComponentCache,
+        *,
+        bfloat16: bool,
+        speeds: tuple[float, ...] = (),
     ) -> None:
         components.check("vae")
         self.request, self.components, self.vae = request, components, vae_of(components.checkpoint)
+        self.speeds = () if request.message.model.layout else speeds
         self.dtype = resolve_vae_dtype(self.vae, request.message.dtype, components.device, bfloat16=bfloat16)
         latent, pixels = TileSpace(dims=(-2, -1), scale=1), TileSpace(dims=(-3, -2), scale=self.vae.scale.spatial)
         if isinstance(request.message, Decode):
@@ -90,6 +97,10 @@ class Autoencoding:
         # Ranks may differ in whether they know that this VAE cannot be split. Rank 0 took part in all requests.
         if self.tiles or not agree(int(bool(self.components.whole_vae)), together.all_ranks):
             try:
+                if self.speeds and not self.tiles:
+                    with suppress(NoRoom):  # a faster rank may have less memory
+                        return self._run_on(together, device)
+                    self.speeds = ()
                 return self._run_on(together, device)
             except Unsplittable as reason:
                 self.components.whole_vae = str(reason)
@@ -139,10 +150,11 @@ class Autoencoding:
         )
 
     def _split(self, ranks: int) -> Split:
-        return Split.of(self.request.message.model.layout or ParallelLayout(ring=ranks))
+        balance = self.speeds[:ranks] if ranks > 1 else ()
+        return Split.of(self.request.message.model.layout or ParallelLayout(ring=ranks, balance=balance))
 
     def _rows(self, axis: Axis) -> Partition:
-        """Split the rows of the latent over ranks by their speeds, if the layout gives them."""
+        """Split the rows of the latent over ranks by their speeds, if the layout or a plan gives them."""
         return self._split(axis.size).rows(self.height, axis.size)
 
     def _whole(self, module: Any, mesh: RankMesh, device: torch.device) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from .counting import counted
 from .denoising import Denoising
 from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
-from .planned import Planner
+from .planned import Planned, Planner
 from .request import ActiveRequest, NextStep, Tensors, no_step
 from .runs import Runs, further_steps
 from .shared_tensors import complete
@@ -75,6 +76,7 @@ class Engine:
         self.steps, self.elsewhere = 0, elsewhere
         self.trials: Mapping[str, OwnTrial] = {}
         self.planner: Planner | None = None
+        self._speeds: tuple[float, ...] = ()
         self._bfloat16 = bfloat16.native_everywhere(device, world_size)
         self._models: dict[_Key, ComponentCache] = {}
         self._memory = DeviceMemory(device, self._parts, world_size)
@@ -186,8 +188,15 @@ class Engine:
         components = self._components(request.message.model)
         return Denoising(
             request, components, self._meshes, self._agreements, self._kept, self.elsewhere, self._count_forward,
-            self.planner,
+            self._planned if self.planner else None,
         )  # fmt: skip
+
+    def _planned(self, *asked: Any) -> Planned:
+        """Ask the planner, and note how fast it thinks the ranks are."""
+        assert self.planner
+        found = self.planner(*asked)
+        self._speeds = found.speeds
+        return found
 
     def _encode_text(self, request: ActiveRequest[EncodeText]) -> Tensors:
         if request.tensors is None:
@@ -210,7 +219,9 @@ class Engine:
 
     def _autoencode(self, request: ActiveRequest[Decode] | ActiveRequest[Encode]) -> Tensors:
         components = self._components(request.message.model)
-        return Autoencoding(request, components, bfloat16=self._bfloat16).run(self._meshes, self.device)
+        speeds = self._speeds if request.message.model.mode else ()
+        coding = Autoencoding(request, components, bfloat16=self._bfloat16, speeds=speeds)
+        return coding.run(self._meshes, self.device)
 
     def _read_weights(self, request: ActiveRequest[ReadWeights]) -> Tensors:
         if request.tensors is None:

@@ -24,12 +24,15 @@ class Planned:
     Attributes:
         trial: begins to try layouts in a run, if the prediction alone does not tell them apart.
         holds: seconds after which another prompt asks again.
+        speeds: relative speed of each rank, by which they share the rows of pictures that a VAE codes from now on;
+            empty if all are equal.
     """
 
     layout: ParallelLayout
     reason: str
     trial: Callable[[], LayoutTrial] | None = None
     holds: float = math.inf
+    speeds: tuple[float, ...] = ()
 
 
 class Planner(Protocol):

@@ -47,6 +47,12 @@ def by_speed(layout: ParallelLayout, hardware: Hardware) -> ParallelLayout | Non
     return None
 
 
+def shares_of_rows(hardware: Hardware, ranks: int) -> ParallelLayout:
+    """Return the layout in which ranks share the rows of what a VAE codes: by their speeds if these differ."""
+    even = ParallelLayout(ring=ranks)
+    return by_speed(even, hardware) or even
+
+
 def by_memory(layout: ParallelLayout, prompt: Prompt, hardware: Hardware) -> ParallelLayout | None:
     """Return a layout that cuts weights with smaller shares for devices that have no room for their own.
 

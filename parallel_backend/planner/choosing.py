@@ -23,6 +23,7 @@ from ..progress import PROGRESS
 from ..protocol.model_spec import ModelSpec
 from ..protocol.tensors import NAMES
 from . import measured, models, probe, record
+from .balancing import shares_of_rows
 from .hardware.description import Hardware, parse, text
 from .planning import plan as planned
 from .planning import rivals
@@ -109,7 +110,8 @@ class Chooser:
                 log.info("planned: %s", self._plans[key].reason)
             self._plans[key] = made = self._plans.pop(key)  # the last one to leave
             key, made = self._as_now(key, made, model, world, components.device, asker)
-        return replace(self._tried(key, made, plan, model, world), holds=EVERY)
+        found = self._tried(key, made, plan, model, world)
+        return replace(found, holds=EVERY, speeds=shares_of_rows(made.hardware, world.size).balance)
 
     def _tried(self, key: Hashable, made: _Made, plan: DenoisingPlan, model: ModelSpec, world: Axis) -> Planned:
         """Return the layout that has been found by trying, or begin to try. Collective over the world."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from ..layout.split import Split
 from ..vaes import VAES, module_class_of
+from .balancing import shares_of_rows
 from .compute import seconds
 from .hardware.description import Hardware
 from .request import Prompt
@@ -29,11 +31,12 @@ def decode_seconds(prompt: Prompt, hardware: Hardware, ranks: int) -> float | No
     first, each = found
     frames = prompt.size[0] if len(prompt.size) == 3 else 1
     area = math.prod(prompt.size[-2:]) / _SIDE**2
-    rows = -(-prompt.size[-2] // ranks) / prompt.size[-2]
+    rows = Split.of(shares_of_rows(hardware, ranks)).rows(prompt.size[-2], ranks).sizes
     slowest = max(
-        area * (seconds(first, device) + (frames - 1) * seconds(each, device)) for device in hardware.devices[:ranks]
+        own * (seconds(first, device) + (frames - 1) * seconds(each, device))
+        for own, device in zip(rows, hardware.devices, strict=False)
     )
-    return prompt.samples * slowest * rows
+    return prompt.samples * area * slowest / prompt.size[-2]
 
 
 @cache

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lab.verify.vae.run import TOLERANCE, VaeCase, VaeComparison
 from parallel_backend.engine.layout_trial import CALLS, LayoutTrial
 from parallel_backend.engine.planned import Planned
 from parallel_backend.layout.parallel_layout import ParallelLayout
@@ -92,6 +93,28 @@ def test_a_trial_ends_before_its_run_is_planned_again(pools, path):
     finally:
         pools(3).run(settled)
     assert asked_by == [1] * (2 * CALLS + 1) + [2]
+
+
+def plan_with_speeds(rank, speeds):
+    driver.engine(rank).planner = lambda *_: Planned(layout=ParallelLayout(ulysses=3), reason="", speeds=speeds)
+
+
+def test_a_vae_shares_rows_by_the_speeds_of_the_last_plan(pools, path, tmp_path):
+    """Only where its model asks for a plan, too."""
+    unlike = VaeComparison(VaeCase(kind="image", ranks=3, width=8, size=(17, 3), balance=(1.0, 1.0, 0.4)), tmp_path)
+    even = VaeComparison(replace(unlike.asked, balance=()), tmp_path)
+    planned = replace(even.message, model=replace(even.message.model, mode="fastest"))
+    expected = [(even.message, even), (planned, unlike), (unlike.message, unlike)]
+    assert even.formula() != unlike.formula()
+    pools(3).run(plan_with_speeds, (1.0, 1.0, 0.4))
+    try:
+        check(pools(3).run(step, asked(path, Case(seed=32)), inputs(Case(seed=32), 0)), Case(seed=32), 0)
+        for message, subject in expected:
+            got = pools(3).run(driver.handle, message, subject.given)[0]["tensors"]
+            assert subject.error(got, subject.wanted()) <= TOLERANCE
+            assert tuple(got["sent_bytes"].tolist()) == subject.formula()
+    finally:
+        pools(3).run(settled)
 
 
 def look(rank, paces):

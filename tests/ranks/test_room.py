@@ -16,6 +16,7 @@ import torch
 from parallel_backend.checkpoint.opening import open_checkpoint
 from parallel_backend.engine.validation import check_sample
 from parallel_backend.engine.working_memory import forward_bytes
+from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.protocol.messages import Decode, Encode, EncodeText
 from parallel_backend.protocol.tensors import describe
 from tests.ranks import driver, requests
@@ -148,6 +149,30 @@ def test_a_vae_without_room_for_its_tensors_is_refused_and_weights_stay(pools, c
     after = run(6)
     assert [answer["error"] for answer in after] == [None, None]
     assert loads(after, path) == loads(before, path)
+
+
+def with_speeds(rank, speeds):
+    """Let a rank think that a plan has measured these speeds."""
+    driver.engine(rank)._speeds = speeds
+
+
+def test_where_a_faster_rank_has_no_room_for_more_rows_of_the_vae_they_are_equal(pools, checkpoints, limit):
+    spec = requests.spec(checkpoints(heads=2, layers=6, seed=8), ranks=2)
+    measured = replace(spec, mode="fastest")
+    given = replace(spec, layout=ParallelLayout(ring=2, balance=(1.0, 0.2)))
+
+    def run(model, rows):
+        latent = torch.ones(1, 16, 2, rows, 4)
+        return [answer["error"] for answer in pools(2).run(driver.handle, Decode(model=model), {"latent": latent})]
+
+    limit(2 * 10**6)
+    rows = next(rows for rows in range(60, 0, -6) if run(spec, rows) == [None, None])
+    assert all(error.startswith("NoRoom") for error in run(given, rows))
+    pools(2).run(with_speeds, given.layout.balance)
+    try:
+        assert run(measured, rows) == [None, None]
+    finally:
+        pools(2).run(with_speeds, ())
 
 
 @pytest.mark.parametrize("layout", ["ulysses=2", "ulysses=2 shard_weights", "tensor=2", "pipe=2"])

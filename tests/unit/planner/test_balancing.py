@@ -146,7 +146,16 @@ def test_shares_by_speed_are_predicted_to_be_faster(asked, text):
     assert shared is not None
     one, other = (predict(asked, layout, hardware) for layout in (even, shared))
     assert 1.2 < one.sampling / other.sampling < 1.5
-    assert one.decoding == other.decoding  # the VAE's rows are equal where a plan chooses the layout
+    assert one.decoding == other.decoding  # the VAE's rows are shared by speed whatever the layout is
+
+
+def test_rows_of_the_vae_are_shared_by_speed(asked):
+    alone, alike, unlike = (
+        predict(asked, ParallelLayout(cfg=count), of(*speeds)).decoding
+        for count, speeds in ((1, (1,)), (2, (1, 1)), (2, (1, 0.5)))
+    )
+    assert alike == pytest.approx(alone / 2)
+    assert unlike == pytest.approx(alone / 1.5)
 
 
 def test_slower_devices_attend_to_fewer_frames():
