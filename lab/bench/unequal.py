@@ -30,12 +30,11 @@ from .ranks.cases import MODELS, Case, write_model
 from .results import add_common, print_results
 
 LAYOUTS = ("ulysses={}", "ring={}", "tensor={}")
-VAE = "VAE"
+VAES = {"VAE": ("image", 32, (16, 64, 48)), "VAE tiles": ("minimax_h3", 8, (24, 1, 17, 30))}
+"""VAEs that are timed, the second with tiles of its own: kind, channels of the first level, and shape of a latent."""
 GAIN, SUMMED, ERROR = 1.25, 0.9, 1e-5
 """What passes: at least this gain over even shares, on three or more ranks at least this share of the speeds' sum, and
 at most this error, relative to the largest value on one rank."""
-WIDTH, LATENT, CHANNELS = 32, (64, 48), 16
-"""Of the VAE that is timed: channels of its first level, and its latent."""
 
 Call = Callable[[ParallelLayout], tuple[float, Tensor]]
 """Runs in a layout; returns the seconds and the result."""
@@ -54,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", choices=tuple(MODELS), default="flux", help="shape of the model (default flux)")
     parser.add_argument(
         "--layout", action="append", metavar="LAYOUT",
-        help=f'repeatable, with shares of its own in "balance" or without, or "{VAE}" for the rows of a VAE (default: '
-        f"ulysses, ring, tensor and {VAE})",
+        help='repeatable, with shares of its own in "balance" or without, or "VAE" for the rows of a VAE, or '
+        '"VAE tiles" for the tiles of one that has its own (default: ulysses, ring, tensor and both)',
     )  # fmt: skip
     add_common(parser)
 
@@ -113,24 +112,29 @@ class Gain:
 
 def _measure(options: argparse.Namespace) -> Iterator[Gain]:
     speeds = (1.0,) * (options.ranks - 1) + (1 / options.factor,)
-    texts = options.layout or [*(text.format(options.ranks) for text in LAYOUTS), VAE]
+    texts = options.layout or [*(text.format(options.ranks) for text in LAYOUTS), *VAES]
     layouts = [(text, _parsed(text, options.ranks)) for text in texts]
     by_speed = [layout if layout.balance else replace(layout, balance=speeds) for _, layout in layouts]
     chosen = devices.choose_devices(options.devices, {f"--ranks {options.ranks}": options.ranks})
     with _slower(options), tempfile.TemporaryDirectory(prefix="bench-unequal-") as name:
         folder = Path(name)
         with temporary_backend(folder) as client:
-            calls: dict[bool, Call] = {}
+            calls: dict[str, Call] = {}
             for (text, even), balanced in zip(layouts, by_speed, strict=True):
-                vae = text == VAE
+                vae = text if text in VAES else ""
                 if vae not in calls:
-                    calls[vae] = _decode(client, chosen, folder) if vae else _forward(client, chosen, folder, options)
+                    decoded = VAES.get(vae)
+                    calls[vae] = (
+                        _decode(client, chosen, folder, *decoded)
+                        if decoded
+                        else _forward(client, chosen, folder, options)
+                    )
                 even = replace(even, balance=(), attention_balance=())
-                yield _gain(text if vae else "", even, balanced, calls[vae], options.rounds, sum(speeds))
+                yield _gain(vae, even, balanced, calls[vae], options.rounds, sum(speeds))
 
 
 def _parsed(text: str, ranks: int) -> ParallelLayout:
-    layout = ParallelLayout(ring=ranks) if text == VAE else ParallelLayout.parse(text)
+    layout = ParallelLayout(ring=ranks) if text in VAES else ParallelLayout.parse(text)
     if layout.shares_row != ranks or layout.ranks != ranks:
         raise InvalidRequest(f'--layout "{text}": a layout is needed whose {ranks} ranks share a row')
     return layout
@@ -180,11 +184,11 @@ def _forward(client: Client, chosen: Devices, folder: Path, options: argparse.Na
     return call
 
 
-def _decode(client: Client, chosen: Devices, folder: Path) -> Call:
+def _decode(client: Client, chosen: Devices, folder: Path, kind: str, width: int, shape: tuple[int, ...]) -> Call:
     """Return what decodes a picture."""
     torch.manual_seed(0)
-    model = kinds.write(folder / "vae", kinds.KINDS["image"].module(WIDTH))
-    latent = {"latent": torch.randn(1, CHANNELS, *LATENT, generator=torch.Generator().manual_seed(1))}
+    model = kinds.write(folder / kind, kinds.KINDS[kind].module(width))
+    latent = {"latent": torch.randn(1, *shape, generator=torch.Generator().manual_seed(1))}
 
     def call(layout: ParallelLayout) -> tuple[float, Tensor]:
         spec = ModelSpec(path=str(model), devices=chosen, dtype="float32", layout=layout)

@@ -6,6 +6,7 @@ and nothing is exchanged between layers.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -18,9 +19,13 @@ from ..protocol.frames import TensorMeta
 from ..protocol.tensors import DTYPES
 from ..vaes import VAE, TiledVAE
 from ..vaes.own_tiles import LATENT_DIMS, REQUEST_DIMS, Joiner, Part
+from . import turns
 from .codec import PixelWriter
 
 _FLAG_BYTES = 8
+
+Shares = Sequence[Sequence[Part]]
+"""The parts that each rank takes at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +36,19 @@ class OwnTiles:
         vae: the VAE.
         shape: of the latents ``[B, C, T, H, W]``, or of the pixels ``[B, T, H, W, 3]`` if ``encode``.
         encode: whether pixels are encoded; latents are decoded otherwise.
+        speeds: relative speed of each rank: a faster one takes several parts while a slower one takes one. Empty if all
+            are equal.
     """
 
     vae: TiledVAE
     shape: tuple[int, ...]
     encode: bool
+    speeds: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, vae: VAE, shape: Sequence[int], *, encode: bool) -> "OwnTiles | None":
+    def of(cls, vae: VAE, shape: Sequence[int], *, encode: bool, speeds: tuple[float, ...] = ()) -> "OwnTiles | None":
         """Return the parts of an input of this shape; None if the VAE works on whole frames."""
-        return cls(vae=vae, shape=tuple(shape), encode=encode) if isinstance(vae, TiledVAE) else None
+        return cls(vae=vae, shape=tuple(shape), encode=encode, speeds=speeds) if isinstance(vae, TiledVAE) else None
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -74,12 +82,21 @@ class OwnTiles:
             itemsize: bytes of a value that the VAE computes.
             given: bytes of a value of the input.
         """
-        turns = [(i % ranks, part) for i, part in enumerate(self.parts)]
+        rounds = self._rounds(ranks)
         if rank:
-            own = (prod(self.vae.result_shape(part, encode=self.encode)) for turn, part in turns if turn == rank)
-            return sum(own) * itemsize
-        sent = sum(prod(part.shape(self.shape, self.dims)) for turn, part in turns if turn) * given
-        return sent + (-(-len(turns) // ranks) - 1) * (ranks - 1) * _FLAG_BYTES
+            return sum(sum(map(self._values, shares[rank])) for shares in rounds) * itemsize
+        others = (part for shares in rounds for share in shares[1:] for part in share)
+        sent = sum(prod(part.shape(self.shape, self.dims)) for part in others) * given
+        return sent + (len(rounds) - 1) * (ranks - 1) * _FLAG_BYTES
+
+    def _rounds(self, ranks: int) -> list[Shares]:
+        """Return what ranks take, round after round. Together, the parts of a round are in order."""
+        parts = iter(self.parts)
+        speeds = self.speeds[:ranks] or (1.0,) * ranks
+        return [[[*islice(parts, count)] for count in taken] for taken in turns.rounds(len(self.parts), speeds)]
+
+    def _values(self, part: Part) -> int:
+        return prod(self.vae.result_shape(part, encode=self.encode))
 
     def process(
         self,
@@ -90,7 +107,7 @@ class OwnTiles:
         axis: Axis,
         device: torch.device,
     ) -> Tensor:
-        """Process all parts, one per rank at a time.
+        """Process all parts, in rounds.
 
         Args:
             whole: the input on rank 0; None on other ranks.
@@ -100,22 +117,26 @@ class OwnTiles:
         Returns:
             The result on rank 0, an empty tensor on other ranks.
         """
-        parts, joined = self.parts, None if axis.index else _Joined(self, module)
+        joined, done, count = None if axis.index else _Joined(self, module), 0, len(self.parts)
         if whole is not None and not self.encode:
             whole = whole.to(device, non_blocking=True)  # a latent is small, and pixels are not
-        for first in range(0, len(parts), axis.size):
-            several = parts[first : first + axis.size]
-            local = torch.empty(0)
-            if axis.index < len(several):
-                local = self._code(module, self._scatter(whole, meta, several, axis, device))
-            shapes = [self.vae.result_shape(part, encode=self.encode) for part in several]
-            sizes = [*map(prod, shapes), *[0] * (axis.size - len(several))]
-            gathered = collectives.gather(local, sizes, axis)
+        for shares in self._rounds(axis.size):
+            coded = [self._code(module, tile) for tile in self._scatter(whole, meta, shares, axis, device)]
+            nothing = torch.empty(0, dtype=module.dtype, device=device)
+            local = torch.cat([nothing, *(each.reshape(-1) for each in coded)]) if len(coded) != 1 else coded[0]
+            gathered = collectives.gather(local, [sum(map(self._values, share)) for share in shares], axis)
             if joined:
-                for part, shape, values in zip(several, shapes, gathered, strict=False):
-                    joined.add(part, values.view(shape))
-            on_progress(first + len(several), len(parts))
+                for share, values in zip(shares, gathered, strict=True):
+                    self._join(joined, share, values)
+            done += sum(map(len, shares))
+            on_progress(done, count)
         return joined.result() if joined else torch.empty(0)
+
+    def _join(self, joined: "_Joined", share: Sequence[Part], values: Tensor) -> None:
+        """Join what one rank has coded."""
+        sizes = [self._values(part) for part in share]
+        for part, own in zip(share, values.split(sizes), strict=True):
+            joined.add(part, own.view(self.vae.result_shape(part, encode=self.encode)))
 
     def _code(self, module: Any, tile: Tensor) -> Tensor:
         # As in ComfyUI, pixels are rounded to the VAE's dtype after they are in -1..1.
@@ -123,21 +144,25 @@ class OwnTiles:
         return self.vae.code_tile(module, tile.to(module.dtype), encode=self.encode)
 
     def _scatter(
-        self, whole: Tensor | None, meta: TensorMeta, parts: Sequence[Part], axis: Axis, device: torch.device
-    ) -> Tensor:
-        """Send each rank its part of a tensor, and return this rank's part."""
-        shape = parts[axis.index].shape(meta.shape, self.dims)
-        local = torch.empty(shape, dtype=DTYPES[meta.dtype], device=device)
-        cuts = [] if whole is None else [_ready(part.cut(whole, self.dims), local) for part in parts]
-        return collectives.scatter(cuts, local, axis)
+        self, whole: Tensor | None, meta: TensorMeta, shares: Shares, axis: Axis, device: torch.device
+    ) -> list[Tensor]:
+        """Send each rank its parts of a tensor, and return this rank's."""
+        shapes = [part.shape(meta.shape, self.dims) for part in shares[axis.index]]
+        sizes = [*map(prod, shapes)]
+        local = torch.empty(sum(sizes), dtype=DTYPES[meta.dtype], device=device)
+        cuts = [] if whole is None else [self._cut(whole, share, local) for share in shares]
+        own = collectives.scatter(cuts, local, axis)
+        return [each.view(shape) for each, shape in zip(own.split(sizes), shapes, strict=True)]
 
-
-def _ready(cut: Tensor, like: Tensor) -> Tensor:
-    """Return values in memory from which a GPU, if ``like`` is on one, copies them while the host goes on."""
-    if not like.is_cuda or cut.is_cuda:
-        return cut
-    pinned = like.new_empty(cut.shape, dtype=cut.dtype, device="cpu", pin_memory=torch.cuda.is_available())
-    return pinned.copy_(cut)
+    def _cut(self, whole: Tensor, share: Sequence[Part], like: Tensor) -> Tensor:
+        """Return parts one after another. A GPU, if ``like`` is on one, copies them while the host goes on."""
+        cuts = [part.cut(whole, self.dims) for part in share]
+        sizes = [cut.numel() for cut in cuts]
+        pinned = like.is_cuda and not whole.is_cuda
+        found = torch.empty(sum(sizes), dtype=whole.dtype, device=whole.device, pin_memory=pinned)
+        for own, cut in zip(found.split(sizes), cuts, strict=True):
+            own.view(cut.shape).copy_(cut)
+        return found
 
 
 class _Joined:

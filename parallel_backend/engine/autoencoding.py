@@ -76,7 +76,9 @@ class Autoencoding:
         self.tiles = cut if len(cut.places) > 1 else None
         shape, encode = request.metas[0].shape, self.output == "latent"
         self.chunks = Chunks.of(self.vae, shape, encode=encode)
-        self.own_tiles = OwnTiles.of(self.vae, shape, encode=encode)
+        layout = request.message.model.layout
+        speeds = Split.of(layout).speeds if layout else speeds
+        self.own_tiles = OwnTiles.of(self.vae, shape, encode=encode, speeds=speeds)
 
     def run(self, meshes: MeshCache, device: torch.device) -> Tensors:
         """Returns the result on rank 0, an empty dict on other ranks."""

@@ -89,12 +89,24 @@ def test_rows_equal_diffusers(pools, tmp_path, kind, ranks, encode):
 )
 @pytest.mark.daily(4)
 def test_rows_shared_by_speed_equal_diffusers(pools, tmp_path, kind, balance, encode):
-    """Each rank has at least one row, whatever its speed."""
+    """Each rank has at least one row, whatever its speed. Tiles of a VAE's own are shared, too."""
     ranks = len(balance)
     size = SMALL[ranks][1:] if kind in IMAGE_KINDS else SMALL[ranks]
     case = VaeCase(kind=kind, ranks=ranks, encode=encode, width=NARROW, size=size, balance=balance)
     even, unequal = (VaeComparison(each, tmp_path).formula() for each in (replace(case, balance=()), case))
     assert even != unequal or kind in OWN_TILES
+    check(pools, tmp_path, case)
+
+
+@pytest.mark.parametrize(("balance", "encode"), [((1.0, 0.5), False), ((0.5, 1.0, 1.0), True), ((0.01, 1.0), False)])
+@pytest.mark.daily(2)
+def test_own_tiles_shared_by_speed_equal_diffusers(pools, tmp_path, balance, encode):
+    """Six tiles. A rank that is far slower takes none."""
+    case = VaeCase(
+        kind="minimax_h3", ranks=len(balance), encode=encode, width=NARROW, size=(1, 17, 30), balance=balance
+    )
+    even, unequal = (VaeComparison(each, tmp_path).formula() for each in (replace(case, balance=()), case))
+    assert even != unequal
     check(pools, tmp_path, case)
 
 

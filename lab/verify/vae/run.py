@@ -181,7 +181,7 @@ class VaeComparison:
     def formula(self) -> tuple[int, ...]:
         """The bytes that each rank should send."""
         (source,) = self.given.values()
-        own = OwnTiles.of(self.vae, source.shape, encode=self.asked.encode)
+        own = OwnTiles.of(self.vae, source.shape, encode=self.asked.encode, speeds=self.asked.balance)
         if own:
             ranks, itemsize = min(self.asked.ranks, len(own.parts)), DTYPES[self.asked.dtype].itemsize
             return tuple(own.bytes_sent(rank, ranks, itemsize) for rank in range(ranks))
