@@ -159,7 +159,8 @@ def with_speeds(rank, speeds):
 def test_where_a_faster_rank_has_no_room_for_more_rows_of_the_vae_they_are_equal(pools, checkpoints, limit):
     spec = requests.spec(checkpoints(heads=2, layers=6, seed=8), ranks=2)
     measured = replace(spec, mode="fastest")
-    given = replace(spec, layout=ParallelLayout(ring=2, balance=(1.0, 0.2)))
+    speeds = (1.0, 0.2)
+    given = replace(spec, layout=ParallelLayout(ring=2, balance=speeds))
 
     def run(model, rows):
         latent = torch.ones(1, 16, 2, rows, 4)
@@ -168,7 +169,7 @@ def test_where_a_faster_rank_has_no_room_for_more_rows_of_the_vae_they_are_equal
     limit(2 * 10**6)
     rows = next(rows for rows in range(60, 0, -6) if run(spec, rows) == [None, None])
     assert all(error.startswith("NoRoom") for error in run(given, rows))
-    pools(2).run(with_speeds, given.layout.balance)
+    pools(2).run(with_speeds, speeds)
     try:
         assert run(measured, rows) == [None, None]
     finally:

@@ -1,5 +1,7 @@
 """What a rank measures of its machine, and what is predicted from it."""
 
+from unittest import mock
+
 import msgspec
 import pytest
 import torch
@@ -62,11 +64,12 @@ def test_a_larger_size_takes_longer():
 @pytest.mark.parametrize("slower", [1.0, 4.0])
 def test_beside_a_slower_rank_a_larger_share_is_measured_too(monkeypatch, slower):
     monkeypatch.setattr(layer_curve, "gather_texts", lambda mine, _: [mine, repr(slower * float(mine))])
-    shares = []
-    part = layer_curve._part
-    monkeypatch.setattr(layer_curve, "_part", lambda whole, share: shares.append(share) or part(whole, share))
+    part = mock.Mock(wraps=layer_curve._part)
+    monkeypatch.setattr(layer_curve, "_part", part)
     (device,) = measured(asked(WAN)[1]).devices
-    assert shares == pytest.approx([1.0] if slower == 1 else [1.0, slower / (1 + slower)])
+    assert [call.args[1] for call in part.call_args_list] == pytest.approx(
+        [1.0] if slower == 1 else [1.0, slower / (1 + slower)]
+    )
     assert (device.balanced > 0) == (slower > 1)
 
 
