@@ -30,7 +30,7 @@ from .ranks.cases import MODELS, Case, write_model
 from .results import add_common, print_results
 
 LAYOUTS = ("ulysses={}", "ring={}", "tensor={}")
-VAES = {"VAE": ("image", 32, (16, 64, 48)), "VAE tiles": ("minimax_h3", 8, (24, 1, 17, 30))}
+VAES = {"VAE": ("image", 32, (16, 64, 48)), "VAE tiles": ("minimax_h3", 8, (24, 1, 30, 58))}
 """VAEs that are timed, the second with tiles of its own: kind, channels of the first level, and shape of a latent."""
 GAIN, SUMMED, ERROR = 1.25, 0.9, 1e-5
 """What passes: at least this gain over even shares, on three or more ranks at least this share of the speeds' sum, and
@@ -185,7 +185,7 @@ def _forward(client: Client, chosen: Devices, folder: Path, options: argparse.Na
 
 
 def _decode(client: Client, chosen: Devices, folder: Path, kind: str, width: int, shape: tuple[int, ...]) -> Call:
-    """Return what decodes a picture."""
+    """Return what decodes a latent with a VAE."""
     torch.manual_seed(0)
     model = kinds.write(folder / kind, kinds.KINDS[kind].module(width))
     latent = {"latent": torch.randn(1, *shape, generator=torch.Generator().manual_seed(1))}

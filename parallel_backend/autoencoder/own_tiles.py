@@ -66,11 +66,17 @@ class OwnTiles:
         most = max(part.frames for part in self.parts)
         return most if self.encode or most == 1 else self.vae.tile_frames(most, encode=False)
 
-    def joined_bytes(self, itemsize: int) -> int:
-        """Return the bytes of the clip that rank 0 joins, where a value takes ``itemsize`` bytes."""
+    def joined_bytes(self, ranks: int, itemsize: int) -> int:
+        """Return the bytes of the clip that rank 0 joins, and of what it gets at a time beside a tile for each rank.
+
+        Args:
+            itemsize: bytes that a value takes.
+        """
         part, (_, height, width) = self.parts[0], (self.shape[dim] for dim in self.dims)
         whole = replace(part, row=0, column=0, height=height, width=width)
-        return prod(self.vae.result_shape(whole, encode=self.encode)) * itemsize
+        longest = sum(map(len, self._rounds(ranks)[0])) - ranks
+        values = prod(self.vae.result_shape(whole, encode=self.encode)) + max(0, longest) * self._values(part)
+        return values * itemsize
 
     def bytes_sent(self, rank: int, ranks: int, itemsize: int, given: int = torch.float32.itemsize) -> int:
         """Return the bytes that one of the ranks sends where bytes are counted.
@@ -121,9 +127,11 @@ class OwnTiles:
         if whole is not None and not self.encode:
             whole = whole.to(device, non_blocking=True)  # a latent is small, and pixels are not
         for shares in self._rounds(axis.size):
-            coded = [self._code(module, tile) for tile in self._scatter(whole, meta, shares, axis, device)]
-            nothing = torch.empty(0, dtype=module.dtype, device=device)
-            local = torch.cat([nothing, *(each.reshape(-1) for each in coded)]) if len(coded) != 1 else coded[0]
+            sizes = [*map(self._values, shares[axis.index])]
+            local = torch.empty(sum(sizes), dtype=module.dtype, device=device)
+            tiles = self._scatter(whole, meta, shares, axis, device)
+            for own, tile in zip(local.split(sizes), tiles, strict=True):
+                own.copy_(self._code(module, tile).reshape(-1))
             gathered = collectives.gather(local, [sum(map(self._values, share)) for share in shares], axis)
             if joined:
                 for share, values in zip(shares, gathered, strict=True):

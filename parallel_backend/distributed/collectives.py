@@ -204,16 +204,13 @@ def scatter(parts: Sequence[Tensor], local: Tensor, axis: Axis) -> Tensor:
     """Send ``parts[i]`` from the axis's first rank to rank ``i``, into that rank's ``local``, and return it.
 
     ``parts`` is read on the first rank only, which moves the other ranks' parts to its device one at a time. Its GPU
-    copies what is in pinned memory while the host goes on, so nothing may change such parts afterwards. Nothing is sent
-    where a part is empty.
+    copies what is in pinned memory while the host goes on, so nothing may change such parts afterwards.
     """
     if axis.index:
-        if local.numel():
-            wait_all(receive(local, axis, 0))
+        wait_all(receive(local, axis, 0))
         return local
     for to, part in enumerate(parts[1:], 1):
-        if part.numel():
-            wait_all(send(part.to(local.device, non_blocking=True).contiguous(), axis, to))
+        wait_all(send(part.to(local.device, non_blocking=True).contiguous(), axis, to))
     return local.copy_(parts[0], non_blocking=True)
 
 

@@ -59,7 +59,6 @@ class Autoencoding:
     ) -> None:
         components.check("vae")
         self.request, self.components, self.vae = request, components, vae_of(components.checkpoint)
-        self.speeds = () if request.message.model.layout else speeds
         self.dtype = resolve_vae_dtype(self.vae, request.message.dtype, components.device, bfloat16=bfloat16)
         latent, pixels = TileSpace(dims=(-2, -1), scale=1), TileSpace(dims=(-3, -2), scale=self.vae.scale.spatial)
         if isinstance(request.message, Decode):
@@ -76,14 +75,14 @@ class Autoencoding:
         self.tiles = cut if len(cut.places) > 1 else None
         shape, encode = request.metas[0].shape, self.output == "latent"
         self.chunks = Chunks.of(self.vae, shape, encode=encode)
-        layout = request.message.model.layout
-        speeds = Split.of(layout).speeds if layout else speeds
-        self.own_tiles = OwnTiles.of(self.vae, shape, encode=encode, speeds=speeds)
+        model = request.message.model
+        self.ranks = model.layout.ranks if model.layout else len(model.devices.indices)
+        self.speeds = () if model.layout or self.ranks == 1 else speeds
+        self.own_tiles = OwnTiles.of(self.vae, shape, encode=encode, speeds=self._split(self.ranks).speeds)
 
     def run(self, meshes: MeshCache, device: torch.device) -> Tensors:
         """Returns the result on rank 0, an empty dict on other ranks."""
-        model = self.request.message.model
-        ranks = model.layout.ranks if model.layout else len(model.devices.indices)
+        ranks = self.ranks
         parts = len(self.tiles.places) if self.tiles else self.height
         parts = len(self.own_tiles.parts) if self.own_tiles else parts
         # Every rank asks for both meshes, even outside of them: all ranks make process groups together.
@@ -146,7 +145,9 @@ class Autoencoding:
             frames = self.own_tiles.longest
         kind = self.components.checkpoint.components["vae"]
         pixels = rows * width * scale.spatial**2
-        joined = 0 if self.own_tiles is None or axis.index else self.own_tiles.joined_bytes(self.dtype.itemsize)
+        joined = (
+            0 if self.own_tiles is None or axis.index else self.own_tiles.joined_bytes(axis.size, self.dtype.itemsize)
+        )
         return joined + coding_bytes(
             kind, self.vae.config, pixels=pixels, frames=frames, encode=encodes, itemsize=self.dtype.itemsize
         )

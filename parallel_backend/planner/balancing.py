@@ -40,10 +40,12 @@ def by_speed(layout: ParallelLayout, hardware: Hardware) -> ParallelLayout | Non
     for attends in (attention if attention != layers else (), ()):
         if min(*layers, *attends) > equal_above(hardware):
             continue
+        tokens, heads = _at_their_shares(layout, hardware, layers), _levelled(attends, hardware)
         try:
-            return replace(layout, balance=_at_their_shares(layout, hardware, layers), attention_balance=attends)
+            shared = replace(layout, balance=tokens, attention_balance=heads)
         except InvalidRequest:  # speeds too far apart, or no heads to share
             continue
+        return shared if min(*tokens, *heads) < 1 else None
     return None
 
 
@@ -90,7 +92,8 @@ def equal_above(hardware: Hardware) -> float:
 
 def _relative(layout: ParallelLayout, hardware: Hardware, speed: Speed) -> tuple[float, ...]:
     """Return the speeds of the ranks of a group that shares a row. Of several groups, the slowest counts."""
-    return _rounded(_least(layout, hardware, lambda device, _: speed(device)), hardware)
+    speeds = _least(layout, hardware, lambda device, _: speed(device))
+    return tuple(each / max(speeds) for each in speeds)
 
 
 def _at_their_shares(layout: ParallelLayout, hardware: Hardware, speeds: tuple[float, ...]) -> tuple[float, ...]:
@@ -99,16 +102,18 @@ def _at_their_shares(layout: ParallelLayout, hardware: Hardware, speeds: tuple[f
     What each rank does whatever its share is makes a small share slower than in proportion.
     """
     if all(device.balanced for device in hardware.devices[: layout.ranks]):
-        return _rounded(_least(layout, hardware, lambda device, _: device.balanced), hardware)
+        return _levelled(_least(layout, hardware, lambda device, _: device.balanced), hardware)
     rates: list[float] = list(speeds)
     for _ in range(_ROUNDS):
         shares = [rate / sum(rates) for rate in rates]
         rates = _least(layout, hardware, partial(_rate_of, shares))
-    return _rounded(rates, hardware)
+    return _levelled(rates, hardware)
 
 
-def _rounded(speeds: Sequence[float], hardware: Hardware) -> tuple[float, ...]:
+def _levelled(speeds: Sequence[float], hardware: Hardware) -> tuple[float, ...]:
     """Return speeds relative to the fastest. Those that count as equal are their mean, since they differ by chance."""
+    if not speeds:
+        return ()
     levels = grouped(speeds, 1 / equal_above(hardware))
     means = {level: fmean(speed for speed, own in zip(speeds, levels, strict=True) if own == level) for level in levels}
     return tuple(round(means[level] / max(means.values()), 2) for level in levels)

@@ -70,7 +70,7 @@ def _part(whole: State, share: float) -> State:
         return whole
     streams = {}
     for name, tokens in whole.streams.items():
-        first = max(1, round(tokens.shape[1] * share))
+        first = min(tokens.shape[1], max(1, round(tokens.shape[1] * share)))
         streams[name] = StreamPartition(((0, Partition((first, tokens.shape[1] - first))),))
     split = TokenSplit(axis=Axis(name="sequence", ranks=(0, 1), index=0, group=None, gloo=True), streams=streams)
     return split.shard(whole)

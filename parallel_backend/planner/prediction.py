@@ -128,7 +128,9 @@ def _step(
     computing = batches * (blocks * share + around)
     if device.layers:
         part = columns * max(tokens.values()) / max(extent.streams.values())
-        computing = rows * interpolated(device.layers, part) * share
+        forwards = rows if layout.pipe > 1 else workload.forwards(layout, place)
+        # Several samples with few tokens each are computed together, as one with many is.
+        computing = forwards * interpolated(device.layers, rows / forwards * part) * share
     attending = attention(layout, workload, rank, device, sent)
     kernels = batches * (work.embed.kernels + work.blocks.kernels * share + work.head.kernels)
     kernels += attending.exchanges * _KERNELS_OF_EXCHANGE

@@ -163,15 +163,20 @@ def test_where_a_faster_rank_has_no_room_for_more_rows_of_the_vae_they_are_equal
     given = replace(spec, layout=ParallelLayout(ring=2, balance=speeds))
 
     def run(model, rows):
-        latent = torch.ones(1, 16, 2, rows, 4)
-        return [answer["error"] for answer in pools(2).run(driver.handle, Decode(model=model), {"latent": latent})]
+        latent = {"latent": torch.ones(1, 16, 2, rows, 4)}
+        answers = pools(2).run(driver.handle, Decode(model=model, measure="bytes"), latent)
+        return [answer["error"] for answer in answers], answers[0]["tensors"]
+
+    def sent(model, rows):
+        return run(model, rows)[1]["sent_bytes"].tolist()
 
     limit(2 * 10**6)
-    rows = next(rows for rows in range(60, 0, -6) if run(spec, rows) == [None, None])
-    assert all(error.startswith("NoRoom") for error in run(given, rows))
+    rows = next(rows for rows in range(60, 0, -6) if run(spec, rows)[0] == [None, None])
+    assert all(error.startswith("NoRoom") for error in run(given, rows)[0])
     pools(2).run(with_speeds, speeds)
     try:
-        assert run(measured, rows) == [None, None]
+        assert sent(measured, rows) == sent(spec, rows)
+        assert sent(measured, 6) == sent(given, 6) != sent(spec, 6)
     finally:
         pools(2).run(with_speeds, ())
 

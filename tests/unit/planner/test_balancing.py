@@ -44,6 +44,7 @@ def asked():
         ("tensor=2", (1, 0.5), (1, 0.25), "tensor=2 balance=1:0.5/1:0.25"),
         ("cfg=2 ulysses=2", (1, 0.5, 0.8, 0.6), None, "cfg=2 ulysses=2 balance=1:0.62"),  # 0.8 and 0.5 of the groups
         ("ulysses=2", (1, 0.9), None, None),
+        ("ulysses=3", (1, 0.86, 0.84), None, "ulysses=3 balance=1:1:0.9"),
         ("ulysses=3", (1, 0.9, 0.5), None, "ulysses=3 balance=1:1:0.53"),  # the first two differ by chance
         ("ring=2", (1, 1), (1, 0.5), None),
         ("ulysses=2", (1, 1), (1, 0.5), "ulysses=2 balance=1:1/1:0.5"),
@@ -88,6 +89,8 @@ def test_speeds_that_were_measured_beside_each_other_count_most():
     )
     measured = replace(of(1, 1, 1), devices=devices)
     assert by_speed(ParallelLayout(ring=3), measured) == ParallelLayout.parse("ring=3 balance=1:1:0.45")
+    alike = replace(measured, devices=tuple(replace(each, balanced=0.2) for each in devices))
+    assert by_speed(ParallelLayout(ring=3), alike) is None
     now = as_now(measured, (1.0, 0.5, 1.0))
     assert by_speed(ParallelLayout(ring=3), now) == ParallelLayout.parse("ring=3 balance=1:0.44:0.44")
 
@@ -152,7 +155,7 @@ def test_shares_by_speed_are_predicted_to_be_faster(asked, text):
 def test_rows_of_the_vae_are_shared_by_speed(asked):
     alone, alike, unlike = (
         predict(asked, ParallelLayout(cfg=count), of(*speeds)).decoding or 0.0
-        for count, speeds in ((1, (1,)), (2, (1, 1)), (2, (1, 0.5)))
+        for count, speeds in ((1, (1, 1)), (2, (1, 1)), (2, (1, 0.5)))
     )
     assert alike == pytest.approx(alone / 2)
     assert unlike == pytest.approx(alone / 1.5)
