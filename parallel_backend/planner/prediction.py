@@ -18,7 +18,7 @@ from .balancing import adapted
 from .coding import decode_seconds
 from .communication import Sent, exchanged
 from .compute import interpolated, seconds
-from .hardware.description import Hardware
+from .hardware.description import Device, Hardware
 from .memory import Room, room
 from .request import Prompt
 
@@ -128,9 +128,7 @@ def _step(
     computing = batches * (blocks * share + around)
     if device.layers:
         part = columns * max(tokens.values()) / max(extent.streams.values())
-        forwards = rows if layout.pipe > 1 else workload.forwards(layout, place)
-        # Several samples with few tokens each are computed together, as one with many is.
-        computing = forwards * interpolated(device.layers, rows / forwards * part) * share
+        computing = share * _by_curve(device, rows, rows if layout.pipe > 1 else workload.forwards(layout, place), part)
     attending = attention(layout, workload, rank, device, sent)
     kernels = batches * (work.embed.kernels + work.blocks.kernels * share + work.head.kernels)
     kernels += attending.exchanges * _KERNELS_OF_EXCHANGE
@@ -145,6 +143,15 @@ def _step(
         layers=layers, attention=attends, exchange=exposed, streaming=waiting,
         host=0.0 if device.layers else kernels * hardware.launch,
     )  # fmt: skip
+
+
+def _by_curve(device: Device, rows: int, forwards: int, part: float) -> float:
+    """Return the measured seconds of layers: several samples with few tokens are computed together, as one with many.
+
+    Args:
+        part: of the tokens, of each sample.
+    """
+    return forwards * interpolated(device.layers, rows / forwards * part)
 
 
 def _others(layout: ParallelLayout, workload: Workload, sent: Sent, hides: float, fresh: float) -> float:

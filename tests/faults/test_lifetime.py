@@ -29,7 +29,7 @@ from scripts.processes import wait_until
 from .backend import TWO_RANKS, Running, environment, run_command, sample, start_fake, tensors
 
 
-def assert_none_left(runtime: Path, seconds: float = 20.0) -> None:
+def assert_none_left(runtime: Path, seconds: float = 5.0) -> None:
     assert not processes.wait_for_exit(runtime, seconds)
 
 

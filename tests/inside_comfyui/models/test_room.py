@@ -50,7 +50,7 @@ def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wait_until_held(loaded: Loaded, component: str, ranks: int) -> None:
     """Wait until the ranks' status lists a component."""
-    handle, deadline = loaded.model.model.diffusion_model.handle, time.monotonic() + 60.0
+    handle, deadline = loaded.model.model.diffusion_model.handle, time.monotonic() + 10.0
     while not handle.holds([component], ranks=ranks):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -162,7 +162,7 @@ def test_an_unload_amid_a_run_and_after_it(
 
 def settled_loads(client: FreeingClient, folder: str, *, loaded: bool) -> bool:
     """Return whether the first rank says in time that it has loaded, or unloaded, a model."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 20
     while time.monotonic() < end:
         if any(model.path.endswith(f"/{folder}") for model in client.status().ranks[0].models) == loaded:
             return True

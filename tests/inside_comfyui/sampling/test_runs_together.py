@@ -44,7 +44,7 @@ def loads(client: FreeingClient, folder: str) -> int:
 
 def settled_loads(client: FreeingClient, folder: str, wanted: int) -> int:
     """Return the loads once they are as wanted, since a rank tells of them now and then, or after some seconds."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 20
     while (found := loads(client, folder)) != wanted and time.monotonic() < end:
         time.sleep(0.05)
     return found

@@ -55,10 +55,10 @@ def test_one_rank_measures_its_layers_and_its_attention(class_name):
 
 def test_a_larger_size_takes_longer():
     _, request = asked(WAN)
-    # A hundred times the work: what else the machine does cannot make it faster than the small one.
+    # Fifty times the time, since what else the machine does may make the small one ten times slower.
     larger = msgspec.structs.replace(request, shapes={**request.shapes, "hidden_states": (1, 16, 5, 64, 64)})
     small, large = measured(request), measured(larger)
-    assert large.devices[0].layers[0][1] > small.devices[0].layers[0][1]
+    assert large.devices[0].layers[0][1] > 2 * small.devices[0].layers[0][1]
 
 
 @pytest.mark.parametrize("slower", [1.0, 4.0])
