@@ -1,6 +1,7 @@
 """A client of a real backend that can free all weights that it has asked for."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from any_folder_name.parallel_backend.client.client import Client
 from any_folder_name.parallel_backend.protocol.endpoint import Endpoint
 from any_folder_name.parallel_backend.protocol.messages import RankRequest, Unload
 from any_folder_name.parallel_backend.protocol.model_spec import ModelSpec
+from any_folder_name.parallel_backend.protocol.status import Status
 
 
 class FreeingClient(Client):
@@ -24,6 +26,14 @@ class FreeingClient(Client):
             model = message.model
             self._models[model.path, model.stamp, model.dtype] = model
         return super().attempt(message, *args, **options)
+
+    def settled(self) -> Status:
+        """The status once nothing runs: an answer arrives before the ranks have reported their status after it."""
+        deadline = time.monotonic() + 10.0
+        while (status := self.status()).state != "idle":
+            assert time.monotonic() < deadline, f"the backend is {status.state} for 10 seconds"
+            time.sleep(0.01)
+        return status
 
     def free(self) -> None:
         """Free the weights on all ranks."""

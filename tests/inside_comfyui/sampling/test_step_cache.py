@@ -27,7 +27,7 @@ def cached(model: Any, **inputs: Any) -> Any:
 
 def steps(backend: FreeingClient) -> int:
     """How many forwards the first rank has computed."""
-    return backend.status().ranks[0].steps
+    return backend.settled().ranks[0].steps
 
 
 @pytest.mark.parametrize("sampler_name", ["euler", "heun", "dpmpp_2m"])
