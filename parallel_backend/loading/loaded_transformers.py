@@ -19,6 +19,7 @@ from .parts import Parts, free
 from .room import claims_of_all
 from .transformer_part import PlannedTransformer, plan_transformer
 from .weight_changes import WeightChanges
+from .weight_source import WeightSource
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Transformers:
         self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, RankMesh] = {}
         self._agreed: dict[str, _Agreed] = {}
+        self._sources: dict[str, WeightSource] = {}
 
     @property
     def names(self) -> list[str]:
@@ -280,7 +282,10 @@ class Transformers:
         memory.free_up(self._work, self.parts, keep=(name,), ranks=ranks)
 
     def _plan(self, mesh: RankMesh, name: str, resident: int) -> PlannedTransformer:
-        return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name, resident)
+        source = self._sources.get(name)
+        plan = plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name, resident, source)
+        self._sources[name] = plan.source
+        return plan
 
     def _knows(self, name: str, held: WeightPart) -> bool:
         """Whether this rank has agreed with the others on where its part goes."""

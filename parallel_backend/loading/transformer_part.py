@@ -90,17 +90,19 @@ def plan_transformer(
     mesh: RankMesh,
     component: str,
     resident: int = ALL,
+    source: WeightSource | None = None,
 ) -> PlannedTransformer:
     """Build this rank's part of a transformer without weights, wrapped in its family. Reads headers alone.
 
     Args:
         resident: how many blocks stay on the device. If some stream, no rank shards its weights.
+        source: the component's files, whose headers are not read again; None to read them.
 
     Raises:
         InvalidRequest: the files do not hold the weights of this transformer.
     """
     name = checkpoint.components[component]
-    source = WeightSource(checkpoint.stored(component), name)
+    source = source or WeightSource(checkpoint.stored(component), name)
     whole = _whole(checkpoint, component, dtype, source)
     part, slices = _cut(family_of(name), whole, checkpoint.config(component), mesh)
     sizes = sizes_of(part, sharers=mesh.sequence.size if mesh.weights_axis else 1)

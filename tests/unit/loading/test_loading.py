@@ -15,11 +15,15 @@ from parallel_backend.distributed import mesh
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import family_of
 from parallel_backend.loading import load as load_module
+from parallel_backend.loading import weight_source
 from parallel_backend.loading.load import check_component, check_dtype, resolve_dtype, resolve_vae_dtype
 from parallel_backend.loading.parts import DeviceMemory, Parts
 from parallel_backend.loading.transformer_part import load_transformer
+from parallel_backend.protocol.messages import Forward
 from parallel_backend.vaes import VAES
+from tests.ranks.requests import Case
 from tests.support import compressed, tiny
+from tests.unit.conftest import one_rank
 
 ALONE = mesh.alone()
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -193,6 +197,14 @@ def test_loaded_weights_are_those_of_the_file(copy):
     original = tiny.transformer(tiny.Tiny())
     for name, parameter in original.named_parameters():
         assert torch.equal(family.module.get_parameter(name), parameter), name
+
+
+def test_weights_that_are_loaded_again_need_no_headers(ask, engine, checkpoint, monkeypatch):
+    message, tensors = Forward(model=one_rank(checkpoint), branches=2), Case().forward_inputs()
+    first = ask(message, tensors)["0"]
+    engine._parts()[0].drop("transformer")
+    monkeypatch.setattr(weight_source, "read_files", Mock(side_effect=AssertionError("headers are read again")))
+    assert torch.equal(ask(message, tensors)["0"], first)
 
 
 @pytest.mark.parametrize(
