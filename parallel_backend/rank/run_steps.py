@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ..errors import BackendError, DeadlineExceeded, ProtocolError
+from ..errors import BackendError, DeadlineExceeded, InvalidRequest, ProtocolError
 from ..protocol import deadlines, frames
 from ..protocol.frames import TensorMeta
 from ..protocol.messages import Done, Step
@@ -57,7 +57,8 @@ class RunSteps:
 
         Returns:
             None if another request needs the ranks, and then there may be no answer yet. None also if the client ends
-            the run, is silent for ``IDLE`` seconds, or sends what is no step of this run.
+            the run, is silent for ``IDLE`` seconds, or sends what is no step of this run, or has no room in pinned
+            memory. A client that still waits then asks again, with a request of its own.
         """
         from ..protocol.tensors import send
 
@@ -76,7 +77,7 @@ class RunSteps:
             return self._receive()
         except (_GivesWay, DeadlineExceeded, ConnectionError):
             return None
-        except ProtocolError as error:
+        except (ProtocolError, InvalidRequest) as error:
             log.warning("a run ends: %s", error)
             return None
 

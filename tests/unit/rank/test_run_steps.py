@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -119,6 +120,13 @@ def test_what_is_no_step_of_the_run_ends_it(side: Side, message: object, metas: 
 def test_a_step_that_arrives_in_part_ends_the_run(side: Side) -> None:
     side.send(Step(), (LATENT, SAME), torch.zeros(5))
     assert side.steps.next(RESULTS) is None
+
+
+def test_a_step_without_room_ends_the_run(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", Mock(side_effect=RuntimeError("CUDA error: out of memory")))
+    side.send(Step(), (LATENT, SAME), torch.zeros(6))
+    assert side.steps.next(RESULTS) is None
+    assert side.steps.answered
 
 
 def test_a_client_that_cancels_within_a_step_frees_the_ranks_at_once(side: Side) -> None:
