@@ -142,7 +142,8 @@ def test_cancel_unload_and_stop_free_memory(panel: "Page", page_server: ComfySer
     pids = [rank.pid for rank in now.ranks]
     held = sum(psutil.Process(pid).memory_info().rss for pid in pids)
     assert held > 100 << 20
-    press(panel, "stop")
+    with panel.expect_response("**/parallel_dit/stop", timeout=1000 * PATIENCE):  # the processes are gone then
+        press(panel, "stop")
     panel.locator(STATE.format("off")).wait_for(timeout=1000 * PATIENCE)
     assert not any(psutil.pid_exists(pid) for pid in pids)  # so that all of it is free
     press(panel, "start")

@@ -108,6 +108,7 @@ def test_markup_in_what_the_server_says_stays_text(page: "Page") -> None:
 
 def test_buttons_are_reached_and_pressed_by_keyboard(page: "Page") -> None:
     open_panel(page)
+    page.locator(".pdit-panel[data-state]").wait_for()
     page.evaluate(PUSH, STATES["3 GPUs"])
     page.locator("[data-action=start]").focus()
     for name in ("stop", "unload", "cancel", "doctor", "report", "parallel"):

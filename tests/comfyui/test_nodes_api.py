@@ -18,6 +18,7 @@ from parallel_backend.protocol.endpoint import Endpoint
 from scripts.comfy_api import ComfyClient, ExecutionFailed, Prompt, PromptRejected
 from scripts.comfy_events import Event, Events
 from scripts.comfy_server import ComfyServer
+from scripts.processes import wait_until
 from tests.comfyui.helpers import difference, pixels
 from tests.comfyui.prompts import START, prompt, with_custom_sampler
 
@@ -103,9 +104,13 @@ def test_both_cfg_groups_compute_in_every_step_of_ksampler(tiny_server: ComfySer
     longer = prompt(layout={"cfg": 2}, seed=13, steps=4)
     longer["2"]["inputs"]["text"] = "red " * 600  # the shorter prompt is padded to 512 tokens
     client.run(longer)
-    computed = [after - earlier for after, earlier in zip(steps(tiny_server), before, strict=True)]
-    assert computed[:2] == [7, 7]
-    assert not any(computed[2:])
+
+    def computed() -> list[int]:
+        return [after - earlier for after, earlier in zip(steps(tiny_server), before, strict=True)]
+
+    wait_until(lambda: min(computed()[:2]) >= 7, 10.0, "both ranks have reported 7 steps")
+    assert computed()[:2] == [7, 7]
+    assert not any(computed()[2:])
 
 
 def test_parallel_decode_gives_the_same_image(client: ComfyClient) -> None:

@@ -106,9 +106,10 @@ def test_what_is_pushed_while_sampling_is_the_true_state(tiny_server: ComfyServe
         assert ours[-1]["steps"]["total"] == 5000
         assert ours[-1]["steps"]["left"] > 0
         ask(tiny_server, "leave", {"client_id": client.client_id})
+        time.sleep(3)  # for what is on its way
         before = len([event for event in events.seen if _pushed(event)])
         time.sleep(3)
-        assert len([event for event in events.seen if _pushed(event)]) <= before + 1
+        assert len([event for event in events.seen if _pushed(event)]) == before
 
 
 def _pushed(event: Any) -> bool:
@@ -154,10 +155,10 @@ def test_the_server_answers_while_the_backend_hangs(new_server: Callable[..., Co
             [sys.executable, "-c", f"import urllib.request as u; u.urlopen('{server.client.url}/parallel_dit/status')"]
         )
         time.sleep(0.5)
+        began = time.monotonic()
         for _ in range(10):
-            began = time.monotonic()
             server.client.get("/queue")
-            assert time.monotonic() - began < 1
+        assert time.monotonic() - began < query.ANSWER_TIMEOUT / 2
         assert status.poll() is None  # it still waits
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -82,8 +82,8 @@ def test_an_idle_backend_ends_itself(runtime: Path) -> None:
 
 
 def test_a_busy_backend_is_not_idle(runtime: Path) -> None:
-    client = start_fake(runtime, idle_timeout=0.5)
-    result = client.call(sample(), tensors(30))
+    client = start_fake(runtime, idle_timeout=2.0)
+    result = client.call(sample(), tensors(80))
     assert result["samples"].shape == (2, 3)
 
 

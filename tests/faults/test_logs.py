@@ -15,6 +15,7 @@ from parallel_backend.protocol.messages import Trial
 from scripts.processes import wait_until
 
 from .backend import TWO_RANKS, Running, run_command, sample, start_fake, tensors
+from .fake_worker import STEP
 
 
 def logged(client: Client, count: int) -> list[request_log.RequestLine]:
@@ -34,8 +35,7 @@ def test_a_line_for_each_request(runtime: Path) -> None:
     done, refused, failed = logged(client, 3)
     assert (done.kind, done.model, done.steps, done.outcome) == ("Sample", "model", 3, "done")
     assert {"starting", "running", "sampling", "replying", "receiving"} <= set(done.seconds)
-    assert done.seconds["sampling"] == pytest.approx(0.15, abs=0.1)
-    assert done.seconds["sampling"] <= done.seconds["running"]
+    assert 3 * STEP <= done.seconds["sampling"] <= done.seconds["running"]
     assert done.received == 24 + 16
     assert done.sent == 24 + 3 * 24  # the result, and a preview in each step
     assert "starting" not in refused.seconds

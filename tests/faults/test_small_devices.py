@@ -15,8 +15,9 @@ from parallel_backend.loading.load import transformer_bytes
 from parallel_backend.protocol.endpoint import Endpoint
 from parallel_backend.protocol.messages import Decode, EncodeText
 from parallel_backend.protocol.model_spec import ModelSpec
-from parallel_backend.protocol.status import LoadedModel
+from parallel_backend.protocol.status import LoadedModel, RankStatus, Status
 from parallel_backend.protocol.tensors import describe
+from scripts.processes import wait_until
 from tests.ranks import requests
 from tests.ranks.requests import Case
 from tests.support import tiny
@@ -39,8 +40,15 @@ def backend(runtime: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> Clien
 
 
 def loaded(client: Client) -> list[LoadedModel]:
-    """What each rank holds."""
-    return [model for rank in client.status().ranks for model in rank.models]
+    """What each rank holds, once all of them have said that they have nothing to do."""
+    ranks = wait_until(lambda: _idle(client.status()), 10.0, "the ranks have nothing to do")
+    return [model for rank in ranks for model in rank.models]
+
+
+def _idle(status: Status) -> tuple[RankStatus, ...]:
+    """The ranks, if all of them hold something and none is at work."""
+    working = status.state != "idle" or any(rank.progress.phase or not rank.models for rank in status.ranks)
+    return () if working else status.ranks
 
 
 def work(path: Path, layout: str) -> int:

@@ -33,10 +33,10 @@ def test_a_run_goes_on_with_the_spare_ranks_of_both_hosts(
     spares = waiting()
     whole = Run(backend, two_hosts[0], model, tmp_path / "whole.safetensors", "0,0@beta", "", STEPS).samples()
     assert ranks() == spares
-    spares = waiting()
+    victim, spares = ranks()["beta"], waiting()
     run = Run(backend, two_hosts[0], model, tmp_path / "run.safetensors", "0,0@beta", "", STEPS)
     run.reaches(20)
-    os.kill(ranks()["beta"], signal.SIGKILL)
+    os.kill(victim, signal.SIGKILL)
     killed_at = time.monotonic()
     assert close(run.samples(), whole)
     assert ranks() == spares

@@ -28,7 +28,7 @@ class FreeingClient(Client):
         return super().attempt(message, *args, **options)
 
     def settled(self) -> Status:
-        """The status once nothing runs: an answer arrives before the ranks have reported their status after it."""
+        """The status once nothing runs: an answer arrives before rank 0 has reported its status after it."""
         deadline = time.monotonic() + 10.0
         while (status := self.status()).state != "idle":
             assert time.monotonic() < deadline, f"the backend is {status.state} for 10 seconds"

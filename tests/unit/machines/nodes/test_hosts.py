@@ -1,5 +1,6 @@
 """Ranks on another host, whose agent runs in a thread here: started, heard, killed, and lost with their host."""
 
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -143,9 +144,9 @@ def test_a_lost_host_is_named_and_its_ranks_end(
     words = {
         "closes": "which closed its connection",
         "sends rubbish": "which sent what is no message",
-        "is silent": "which has not answered for 1 s",
+        "is silent": r"which has not answered for [1-9]\d* s",
     }
-    assert " is lost with its host b (10.9.8.7), " + words[how] in failure.message
+    assert re.search(r" is lost with its host b \(10\.9\.8\.7\), " + words[how], failure.message)
     both.until(lambda: both.why)
     assert all(wait_for_exit(pid, 5.0) for pid in pids)
     (first, other) = both.hosts.statuses()
@@ -165,7 +166,8 @@ def test_an_agent_ends_its_ranks_when_the_supervisor_says_nothing(
     monkeypatch.setattr(session_module, "SILENCE", 1.0)
     assert all(wait_for_exit(pid, 10.0) for pid in pids)
     both.until(lambda: both.why)
-    assert both.why == ["has not sent anything for 1 s"]
+    (why,) = both.why
+    assert re.fullmatch(r"has not sent anything for [1-9]\d* s", why)
 
 
 def test_a_host_that_is_not_there_fails_the_start_of_its_ranks_alone(machines: Callable[[str], Machines]) -> None:
