@@ -29,7 +29,7 @@ from ..bridges.refusals import (
 )
 from .cached_sampling import step_cache
 from .changing_patcher import ChangingPatcher
-from .recorded_step import one_request_per_step
+from .record_replay import one_request_per_step
 from .transformer import RemoteTransformer
 from .unknown_lora import unknown_lora
 

@@ -26,7 +26,7 @@ ENTRIES = (
         Mentions(
             "BaseModel.__init__", "disable_unet_model_creation", by=f"{BRIDGE} {CUSTOM_MODEL}", why="no weights here"
         ),
-        Has("BaseModel", "_apply_model", by="nodes/remote/recorded_step.py", why="runs past wrappers"),
+        Has("BaseModel", "_apply_model", by="nodes/remote/record_replay.py", why="runs past wrappers"),
         Passes(
             "BaseModel._apply_model",
             "self.diffusion_model(xc, t, context=context, control=control, transformer_options=transformer_options, "

@@ -6,7 +6,7 @@ from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 PATCHER, MEMORY = "nodes/remote/patcher.py", "nodes/backend/comfyui_models.py"
 SAMPLER, REFUSALS = "nodes/sampler.py", "nodes/bridges/refusals.py"
 LOOP, WEIGHTLESS = "nodes/remote/loop_choice.py", "nodes/remote/weightless_patcher.py"
-STEP, PREVIEWS, DTYPE = "nodes/remote/recorded_step.py", "nodes/remote/previews.py", "nodes/bridges/compute_dtype.py"
+STEP, PREVIEWS, DTYPE = "nodes/remote/record_replay.py", "nodes/remote/previews.py", "nodes/bridges/compute_dtype.py"
 
 ENTRIES = (
     *core_module(

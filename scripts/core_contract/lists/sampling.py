@@ -5,7 +5,7 @@ from scripts.core_contract.kinds import Calls, Has, Mentions, Overrides, Passes
 
 NODE, SAMPLER, LOOP = "nodes/sampler.py", "nodes/remote/backend_sampler.py", "nodes/remote/loop_choice.py"
 PATCHER, MODEL, STEP, ADDED = (
-    f"nodes/remote/{name}.py" for name in ("patcher", "transformer", "recorded_step", "added_to_steps")
+    f"nodes/remote/{name}.py" for name in ("patcher", "transformer", "record_replay", "added_to_steps")
 )
 CACHE = "nodes/remote/step_cache.py"
 REFUSALS, CUSTOM_MODEL, CHOICE = (

@@ -5,7 +5,7 @@ from scripts.core_contract.kinds import Calls, Has, Overrides
 
 OVERLAYS, EXECUTING, FIT = "nodes/remote/overlays.py", "nodes/backend/executing.py", "nodes/remote/weight_fit.py"
 BYPASS, CHANGING, PATCHER = (f"nodes/remote/{name}.py" for name in ("bypassed_loras", "changing_patcher", "patcher"))
-STEP = "nodes/remote/recorded_step.py"
+STEP = "nodes/remote/record_replay.py"
 
 ENTRIES = (
     *core_module(

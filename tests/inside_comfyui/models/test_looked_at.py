@@ -21,7 +21,7 @@ import torch
 from any_folder_name.nodes.backend import session
 from any_folder_name.nodes.families.registry import bridge_class, bridge_for
 from any_folder_name.nodes.remote.clip import checkpoint_clip, core_clip
-from any_folder_name.nodes.remote.recorded_step import one_request_per_step
+from any_folder_name.nodes.remote.record_replay import one_request_per_step
 from any_folder_name.nodes.remote.vae import vae_alone
 from any_folder_name.parallel_backend.checkpoint.opening import open_checkpoint
 from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
