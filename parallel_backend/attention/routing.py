@@ -6,19 +6,20 @@ attention or for diffusers' dispatcher. torch's function mode would do the same,
 layer.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from functools import cache, update_wrapper, wraps
-from types import FunctionType, MethodType
+from functools import cached_property, update_wrapper, wraps
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import BackendFailure
-from ..operators import Place, attend
-from .seam import Seam
+from ..operators import Place
 
 
 class Attention(Protocol):
@@ -33,6 +34,54 @@ class Attention(Protocol):
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None
     ) -> Tensor: ...
+
+
+class Seam(ABC):
+    """Takes the calls of torch's attention and of diffusers' dispatcher."""
+
+    @abstractmethod
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """Compute attention; see ``Attention``."""
+
+    def sdpa(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Stands for ``torch.nn.functional.scaled_dot_product_attention``."""
+        if attn_mask is not None or dropout_p or is_causal:
+            raise BackendFailure(
+                "a module called attention with a mask, dropout or is_causal, which is not supported here"
+            )
+        return self.attend(query, key, value, scale)
+
+    def dispatch(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **options: Any
+    ) -> Tensor:
+        """Stands for diffusers' ``dispatch_attention_fn``, whose tensors are ``[B, tokens, heads, head_dim]``."""
+        for name in ("attention_kwargs", "backend", "parallel_config"):  # they choose another attention
+            options.pop(name, None)
+        q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        return self.sdpa(q, k, v, attn_mask, *args, **options).transpose(1, 2)
+
+    def stands_for(self, value: object) -> Callable[..., Tensor] | ModuleType | None:
+        """Return what a module finds in the place of a global value of its code; None if that is not attention."""
+        if value is F:
+            return self._functional
+        return self.dispatch if getattr(value, "__name__", "") == "dispatch_attention_fn" else None
+
+    @cached_property
+    def _functional(self) -> ModuleType:
+        """Stands for ``torch.nn.functional``. It is a module, since a compiler looks into modules alone."""
+        functional = ModuleType(F.__name__)
+        vars(functional).update(vars(F) | {"scaled_dot_product_attention": self.sdpa})
+        return functional
 
 
 class _Redirect(Seam):
@@ -55,26 +104,11 @@ class _Redirect(Seam):
         return attention(query, key, value, scale=scale, sample=self.calls - 1 if self.each_sample else None)
 
 
-class _CompiledSeam(Seam):
-    """Calls the operator of compiled blocks.
-
-    Args:
-        number: of the attention within its block. It is a constant of the compiled code.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Compute attention as the place of this number is routed."""
-        return attend(query, key, value, scale, self.number)
-
-
 PLACES: WeakKeyDictionary[nn.Module, Place] = WeakKeyDictionary()
 """The attention modules of blocks that are compiled."""
 
 
-def _redirected(function: Any, seam: Seam) -> FunctionType:
+def redirected(function: Any, seam: Seam) -> FunctionType:
     """Return a function with the same code that finds the seam where it looks for attention.
 
     Raises:
@@ -120,56 +154,20 @@ def _replacement(module: nn.Module, attention: Attention, each_sample: bool) -> 
     redirect, name = _Redirect(attention, each_sample), type(module).__name__
     processor: Any = getattr(module, "processor", None)
     if processor is None:
-        forward = _counted(_redirected(type(module).forward, redirect), name, redirect)
+        forward = _counted(redirected(type(module).forward, redirect), name, redirect)
         return "forward", MethodType(forward, module)
-    call = _counted(_redirected(type(processor).__call__, redirect), name, redirect)
-    return "processor", _as_class(processor, _processor_class(type(processor), call))
+    call = _counted(redirected(type(processor).__call__, redirect), name, redirect)
+    return "processor", as_class(processor, processor_class(type(processor), call))
 
 
-def _processor_class(kind: type, call: Callable[..., Any]) -> type:
+def processor_class(kind: type, call: Callable[..., Any]) -> type:
     return type(kind.__name__, (kind,), {"__call__": call})
 
 
-def _as_class(processor: Any, kind: type) -> Any:
+def as_class(processor: Any, kind: type) -> Any:
     copied = copy(processor)
     copied.__class__ = kind
     return copied
-
-
-@cache
-def _compilable(kind: Any, number: int) -> Any:
-    """Return the ``forward`` of a class of modules, or a class of processors, that calls the operator."""
-    seam = _CompiledSeam(number)
-    if issubclass(kind, nn.Module):
-        return _redirected(kind.forward, seam)
-    return _processor_class(kind, _redirected(kind.__call__, seam))
-
-
-def compile_attention(stack: ExitStack, module: nn.Module, number: int, each_sample: bool) -> Place:
-    """Let a module call the operator of compiled blocks until the stack closes.
-
-    Modules of one class get the same code, which is compiled once.
-
-    Args:
-        number: of the attention within its block.
-        each_sample: whether the module calls attention separately for each sample.
-
-    Returns:
-        Where the operator finds what the module is routed to.
-
-    Raises:
-        BackendFailure: the module computes attention in a way that is not known.
-    """
-    processor: Any = getattr(module, "processor", None)
-    kind: Any = type(module if processor is None else processor)
-    replacement = _compilable(kind, number)
-    if processor is None:
-        set_until_exit(stack, module, "forward", MethodType(replacement, module))
-    else:
-        set_until_exit(stack, module, "processor", _as_class(processor, replacement))
-    PLACES[module] = place = Place(each_sample)
-    stack.callback(PLACES.pop, module)
-    return place
 
 
 class Route:

@@ -37,8 +37,9 @@ class LocalAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, sample: int | None) -> Tensor:
         if not query.numel():
             return query
-        if self.key_mask:
-            self.key_mask.move(key, value, sample)
+        if self.key_mask is None:
+            return self.kernel(query, key, value, scale)
+        self.key_mask.move(key, value, sample)
         return attend(self.kernel, (query, key, value), scale=scale, key_mask=self.key_mask, sample=sample, moved=True)
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import operators
-from ..attention.routing import compile_attention, set_until_exit
+from ..attention.compiled_attention import compile_attention
+from ..attention.routing import set_until_exit
 from ..errors import BackendFailure, InvalidRequest
 from ..interfaces.family import AttentionSite, Family
 from ..operators import Numbered
