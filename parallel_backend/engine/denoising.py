@@ -1,4 +1,4 @@
-"""The denoiser's part of a request: check it, load what is missing, and run one forward or a whole step loop."""
+"""The denoiser's part of a request: check it, load what is missing, and run forwards for a loop that runs elsewhere."""
 
 import logging
 import math
@@ -20,11 +20,8 @@ from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest, NoRoom
 from ..loading.compiled_blocks import compilations
 from ..loading.components import ComponentCache
-from ..progress import PROGRESS
+from ..progress import CLIENT, PROGRESS
 from ..protocol.messages import Forward, Progress, Sample
-from ..step_loop.pipefusion import PipeFusion
-from ..step_loop.sample_loop import SampleLoop
-from ..step_loop.sampling_context import SamplingContext
 from .agreements import Agreements
 from .arranging import Arranged, Arranging
 from .automatic_layout import fit
@@ -36,13 +33,13 @@ from .planned import Planner, by_planner
 from .request import ActiveRequest, Tensors, measured
 from .shared_tensors import share_changing, share_step
 from .tensor_values import first_not_finite
-from .validation import check_forward, check_sample
+from .validation import check_forward
 
 log = logging.getLogger(__name__)
 
 
 class Denoising:
-    """A ``Forward`` or ``Sample`` request on this rank, and the ``Forward`` requests that repeat it.
+    """A ``Forward`` request on this rank, and those that repeat it. ``Sampling`` is a ``Sample`` request.
 
     Args:
         kept: tensors of earlier requests.
@@ -181,29 +178,6 @@ class Denoising:
             results = {str(i): to_cpu(prediction) for i, prediction in predictions.items()}
         return results | (measurement.of_all_ranks() if measurement else {})
 
-    def sample(self) -> Tensors:
-        """Run a ``Sample``: the last latent on rank 0, an empty dict on other ranks."""
-        message, metas = self.request.message, self.request.metas
-        assert isinstance(message, Sample)
-        self._prepare(check_sample(message, metas, self.components.checkpoint, self.agreements.world.size))
-        if self._arranged is None:
-            return {}
-        denoiser = self._arranged.denoiser
-        setting = SamplingContext(denoiser, message, self._share(self._arranged))
-        if message.measure:
-            setting.load()
-        loop_class = PipeFusion if denoiser.plan.layout.pipe > 1 else SampleLoop
-        with (
-            self._computing("sampling"),
-            measured(message, denoiser.mesh.all_ranks, self.components.device) as measurement,
-        ):
-            PROGRESS.step(message.first_step, len(setting.sigmas) - 1)
-            with self._noted_loop(denoiser) as step_done:
-                report = partial(self._report, denoiser, step_done)
-                loop = loop_class(setting, report=report, cancelled=self.request.cancelled)
-                results = {name: tensor.cpu() for name, tensor in loop.run().items()}
-        return results | (measurement.of_all_ranks() if measurement else {})
-
     def _prepare(self, plan: DenoisingPlan) -> None:
         """Agree on a layout, if the request names none, and arrange the request in it. Collective over the world.
 
@@ -277,14 +251,19 @@ class Denoising:
         model = self.request.message.model
         return self.elsewhere.forward(model.path, denoiser.plan.layout, chosen=model.layout is None)
 
-    def _noted_loop(self, denoiser: Denoiser) -> AbstractContextManager[Callable[[], str]]:
-        if self.elsewhere is None:
-            return nullcontext(str)  # which returns ""
-        return self.elsewhere.loop(denoiser.plan.layout, chosen=self.request.message.model.layout is None)
 
-    def _report(
-        self, denoiser: Denoiser, step_done: Callable[[], str], progress: Progress, extra: Mapping[str, Tensor]
-    ) -> None:
-        """Report progress, streaming of blocks, ranks with less than a share, and notes about other machines."""
-        notes = (self.components.transformers.note, denoiser.plan.split.note, step_done())
-        self.request.report(replace(progress, note="; ".join(filter(None, notes))), extra)
+def further_steps(run: Denoising, request: ActiveRequest[Forward], results: Tensors, world: Axis) -> Tensors:
+    """Answer with ``results``, and run the steps that the client then sends. Collective over the world.
+
+    Returns:
+        The newest results.
+    """
+    while request.message.steps:
+        with PROGRESS.phase(CLIENT):
+            tensors = request.next_step(results)
+        with PROGRESS.phase(CLIENT) if world.index else nullcontext():  # the others wait for rank 0's client
+            begun = run.begin_step(tensors, world)
+        if not begun:
+            break
+        results = run.step()
+    return results

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,18 +31,20 @@ from . import text_encoding, trials
 from .agreements import Agreements
 from .autoencoding import Autoencoding
 from .counting import counted
-from .denoising import Denoising
+from .denoising import Denoising, further_steps
 from .elsewhere import Elsewhere
 from .kept_tensors import KeptTensors
 from .planned import Planned, Planner
 from .request import ActiveRequest, NextStep, Tensors, no_step
-from .runs import Runs, further_steps
+from .runs import Runs
+from .sampling import Sampling
 from .shared_tensors import complete
 from .validation import read_shapes
 from .working_memory import text_bytes
 
 OwnTrial = Callable[[Trial, Mapping[str, Tensor], Axis, torch.device], Tensors]
 
+D = TypeVar("D", bound=Denoising)
 _Key = tuple[str, str, DType]
 """Path, stamp and dtype of a ``ModelSpec``."""
 
@@ -155,7 +157,7 @@ class Engine:
     def _forward(self, request: ActiveRequest[Forward]) -> Tensors:
         key = run_key(request.message, request.metas)
         run = self._repeated(key, request) if key else None
-        with run or self._denoising(request) as current:
+        with run or self._denoising(Denoising, request) as current:
             results = current.repeat(request) if run else current.forward()
             if key:
                 results = further_steps(current, request, results, self._agreements.world)
@@ -181,12 +183,13 @@ class Engine:
         return self._kept.clear()
 
     def _sample(self, request: ActiveRequest[Sample]) -> Tensors:
-        with self._denoising(request) as denoising:
-            return denoising.sample()
+        sampling = self._denoising(Sampling, request)
+        with sampling:
+            return sampling.sample()
 
-    def _denoising(self, request: ActiveRequest[Forward] | ActiveRequest[Sample]) -> Denoising:
+    def _denoising(self, kind: type[D], request: ActiveRequest[Forward] | ActiveRequest[Sample]) -> D:
         components = self._components(request.message.model)
-        return Denoising(
+        return kind(
             request, components, self._meshes, self._agreements, self._kept, self.elsewhere, self._count_forward,
             self._planned if self.planner else None,
         )  # fmt: skip

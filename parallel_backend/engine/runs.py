@@ -2,33 +2,11 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from contextlib import nullcontext
 
-from ..distributed.mesh import Axis
-from ..progress import CLIENT, PROGRESS
-from ..protocol.messages import Forward
 from .denoising import Denoising
-from .request import ActiveRequest, Tensors
 
 MOST = 4
 """Runs that may take turns, such as two models in one workflow, or a sampler in a sampler."""
-
-
-def further_steps(run: Denoising, request: ActiveRequest[Forward], results: Tensors, world: Axis) -> Tensors:
-    """Answer with ``results``, and run the steps that the client then sends. Collective over the world.
-
-    Returns:
-        The newest results.
-    """
-    while request.message.steps:
-        with PROGRESS.phase(CLIENT):
-            tensors = request.next_step(results)
-        with PROGRESS.phase(CLIENT) if world.index else nullcontext():  # the others wait for rank 0's client
-            begun = run.begin_step(tensors, world)
-        if not begun:
-            break
-        results = run.step()
-    return results
 
 
 class Runs:

@@ -124,8 +124,8 @@ class FakeEngine:
     ) -> "dict[str, torch.Tensor]":
         """Take the steps of a run."""
         from parallel_backend.distributed.world import world
+        from parallel_backend.engine.denoising import further_steps
         from parallel_backend.engine.request import ActiveRequest
-        from parallel_backend.engine.runs import further_steps
         from parallel_backend.protocol.run_key import is_changing
 
         request = ActiveRequest(
