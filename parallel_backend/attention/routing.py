@@ -161,10 +161,12 @@ def _replacement(module: nn.Module, attention: Attention, each_sample: bool) -> 
 
 
 def processor_class(kind: type, call: Callable[..., Any]) -> type:
+    """Return a class of processors that differs from ``kind`` by what a call does."""
     return type(kind.__name__, (kind,), {"__call__": call})
 
 
 def as_class(processor: Any, kind: type) -> Any:
+    """Return a copy of a processor that has another class."""
     copied = copy(processor)
     copied.__class__ = kind
     return copied

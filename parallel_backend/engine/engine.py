@@ -44,7 +44,7 @@ from .working_memory import text_bytes
 
 OwnTrial = Callable[[Trial, Mapping[str, Tensor], Axis, torch.device], Tensors]
 
-D = TypeVar("D", bound=Denoising)
+_Kind = TypeVar("_Kind", bound=Denoising)
 _Key = tuple[str, str, DType]
 """Path, stamp and dtype of a ``ModelSpec``."""
 
@@ -187,7 +187,7 @@ class Engine:
         with sampling:
             return sampling.sample()
 
-    def _denoising(self, kind: type[D], request: ActiveRequest[Forward] | ActiveRequest[Sample]) -> D:
+    def _denoising(self, kind: type[_Kind], request: ActiveRequest[Forward] | ActiveRequest[Sample]) -> _Kind:
         components = self._components(request.message.model)
         return kind(
             request, components, self._meshes, self._agreements, self._kept, self.elsewhere, self._count_forward,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from .. import processes
-from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint, file_state
 from ..distributed.collectives import agree, all_true
 from ..distributed.mesh import RankMesh
 from ..interfaces.family import Family
@@ -79,7 +79,7 @@ class Transformers:
         self._held: dict[str, WeightPart] = {}
         self._meshes: dict[str, RankMesh] = {}
         self._agreed: dict[str, _Agreed] = {}
-        self._sources: dict[str, WeightSource] = {}
+        self._sources: dict[str, tuple[tuple[object, ...], WeightSource]] = {}
 
     @property
     def names(self) -> list[str]:
@@ -282,10 +282,13 @@ class Transformers:
         memory.free_up(self._work, self.parts, keep=(name,), ranks=ranks)
 
     def _plan(self, mesh: RankMesh, name: str, resident: int) -> PlannedTransformer:
-        source = self._sources.get(name)
-        plan = plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name, resident, source)
-        self._sources[name] = plan.source
-        return plan
+        """Plan this rank's part. Headers are read again only if a file has changed since."""
+        stored = self.checkpoint.stored(name)
+        files = tuple(map(file_state, stored.files))
+        if name not in self._sources or self._sources[name][0] != files:
+            self._sources[name] = files, WeightSource(stored, self.checkpoint.components[name])
+        source = self._sources[name][1]
+        return plan_transformer(self.checkpoint, self.dtype, self.device, mesh, name, resident, source)
 
     def _knows(self, name: str, held: WeightPart) -> bool:
         """Whether this rank has agreed with the others on where its part goes."""

@@ -57,7 +57,7 @@ class RunSteps:
 
         Returns:
             None if another request needs the ranks, and then there may be no answer yet. None also if the client ends
-            the run, is silent for ``IDLE`` seconds, or sends what is no step of this run, or has no room in pinned
+            the run, is silent for ``IDLE`` seconds, or sends what is no step of this run or does not fit into (pinned)
             memory. A client that still waits then asks again, with a request of its own.
         """
         from ..protocol.tensors import send

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from parallel_backend.checkpoint.opening import open_checkpoint
+from parallel_backend.checkpoint.weight_headers import read_files
 from parallel_backend.distributed import mesh
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import family_of
@@ -199,12 +200,18 @@ def test_loaded_weights_are_those_of_the_file(copy):
         assert torch.equal(family.module.get_parameter(name), parameter), name
 
 
-def test_weights_that_are_loaded_again_need_no_headers(ask, engine, checkpoint, monkeypatch):
-    message, tensors = Forward(model=one_rank(checkpoint), branches=2), Case().forward_inputs()
+def test_headers_are_read_again_only_if_a_file_has_changed(ask, engine, copy, monkeypatch):
+    message, tensors = Forward(model=one_rank(copy.path), branches=2), Case().forward_inputs()
     first = ask(message, tensors)["0"]
     engine._parts()[0].drop("transformer")
-    monkeypatch.setattr(weight_source, "read_files", Mock(side_effect=AssertionError("headers are read again")))
+    monkeypatch.setattr(weight_source, "read_files", reads := Mock(side_effect=read_files))
     assert torch.equal(ask(message, tensors)["0"], first)
+    reads.assert_not_called()
+    file = copy.path / "transformer" / WEIGHTS
+    save_file(load_file(file), file)
+    engine._parts()[0].drop("transformer")
+    assert torch.equal(ask(message, tensors)["0"], first)
+    reads.assert_called_once()
 
 
 @pytest.mark.parametrize(
