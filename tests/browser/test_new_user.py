@@ -34,7 +34,7 @@ FILES = {
 }  # fmt: skip
 """The folder of what a loader of the template loads."""
 MOST_CLICKS = 3
-PATIENCE, FIRST_PICTURE = 60_000, 300_000
+PATIENCE = 60_000
 SMALL = """() => {
     const selector = window.app.graph._nodes.find((node) => node.type === "ResolutionSelector")
     selector.widgets.find((widget) => widget.name === "megapixels").value = 0.1
@@ -133,7 +133,7 @@ def test_screens_from_the_first_load_to_a_parallel_picture(fresh: ComfyServer, b
     pictures.save(page, "start-3-parallel")
     assert hand.clicks <= MOST_CLICKS
     page.get_by_test_id("queue-button").first.click()
-    page.wait_for_function(PICTURE, timeout=FIRST_PICTURE)
+    page.wait_for_function(PICTURE, timeout=PATIENCE)
     page.wait_for_timeout(1000)
     pictures.save(page, "start-4-picture")
     status = query.status(Endpoint(folder=fresh.runtime))

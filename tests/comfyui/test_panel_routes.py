@@ -155,10 +155,10 @@ def test_the_server_answers_while_the_backend_hangs(new_server: Callable[..., Co
             [sys.executable, "-c", f"import urllib.request as u; u.urlopen('{server.client.url}/parallel_dit/status')"]
         )
         time.sleep(0.5)
-        began = time.monotonic()
         for _ in range(10):
+            began = time.monotonic()
             server.client.get("/queue")
-        assert time.monotonic() - began < query.ANSWER_TIMEOUT / 2
+            assert time.monotonic() - began < 1
         assert status.poll() is None  # it still waits
     finally:
         os.kill(pid, signal.SIGCONT)

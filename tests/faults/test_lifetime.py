@@ -83,7 +83,7 @@ def test_an_idle_backend_ends_itself(runtime: Path) -> None:
 
 def test_a_busy_backend_is_not_idle(runtime: Path) -> None:
     client = start_fake(runtime, idle_timeout=2.0)
-    result = client.call(sample(), tensors(80))
+    result = client.call(sample(), tensors(120))
     assert result["samples"].shape == (2, 3)
 
 

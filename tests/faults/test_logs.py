@@ -35,7 +35,8 @@ def test_a_line_for_each_request(runtime: Path) -> None:
     done, refused, failed = logged(client, 3)
     assert (done.kind, done.model, done.steps, done.outcome) == ("Sample", "model", 3, "done")
     assert {"starting", "running", "sampling", "replying", "receiving"} <= set(done.seconds)
-    assert 3 * STEP <= done.seconds["sampling"] <= done.seconds["running"]
+    assert 3 * STEP <= done.seconds["sampling"] <= 0.25
+    assert done.seconds["sampling"] <= done.seconds["running"]
     assert done.received == 24 + 16
     assert done.sent == 24 + 3 * 24  # the result, and a preview in each step
     assert "starting" not in refused.seconds

@@ -144,7 +144,7 @@ def test_a_lost_host_is_named_and_its_ranks_end(
     words = {
         "closes": "which closed its connection",
         "sends rubbish": "which sent what is no message",
-        "is silent": r"which has not answered for [1-9]\d* s",
+        "is silent": r"which has not answered for [1-9] s",
     }
     assert re.search(r" is lost with its host b \(10\.9\.8\.7\), " + words[how], failure.message)
     both.until(lambda: both.why)
@@ -167,7 +167,7 @@ def test_an_agent_ends_its_ranks_when_the_supervisor_says_nothing(
     assert all(wait_for_exit(pid, 10.0) for pid in pids)
     both.until(lambda: both.why)
     (why,) = both.why
-    assert re.fullmatch(r"has not sent anything for [1-9]\d* s", why)
+    assert re.fullmatch(r"has not sent anything for [1-9] s", why)
 
 
 def test_a_host_that_is_not_there_fails_the_start_of_its_ranks_alone(machines: Callable[[str], Machines]) -> None:
