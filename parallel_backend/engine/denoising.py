@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -77,6 +77,11 @@ class Denoising:
         assert isinstance(message, Forward)
         self._prepare(check_forward(message, metas, self.components.checkpoint, self.agreements.world.size))
         return self._predictions()
+
+    @property
+    def constant(self) -> Collection[Tensor]:
+        """The tensors that its steps have in common, on this rank's device."""
+        return self._arranged.constant.values() if self._arranged else ()
 
     def fits(self, request: ActiveRequest[Forward]) -> bool:
         """Whether a request that repeats this one needs no other checks than those of ``repeat``, by its timesteps."""

@@ -1,8 +1,10 @@
 """Digests say which tensors the ranks may have already; equal latents of several branches are sent once."""
 
+import pytest
 import torch
 
-from parallel_backend.client.constant_tensors import ConstantTensors
+from parallel_backend.client import constant_tensors
+from parallel_backend.client.constant_tensors import MAX_BYTES, MOST, ConstantTensors
 from parallel_backend.protocol.messages import Decode, Forward
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.protocol.tensors import is_sent
@@ -41,6 +43,38 @@ def test_a_tensor_that_is_changed_in_place_gets_another_digest() -> None:
     tensors["0.encoder_hidden_states"][0, 4, 7] += 1.0
     after = digests(constants.describe(TWO, tensors))
     assert [name for name in before if before[name] != after[name]] == ["0.encoder_hidden_states"]
+
+
+def hashes(monkeypatch) -> list[object]:
+    """Count what is hashed."""
+    found: list[object] = []
+    digest = constant_tensors._digest
+    monkeypatch.setattr(constant_tensors, "_digest", lambda tensor: found.append(tensor) or digest(tensor))
+    return found
+
+
+def test_requests_that_take_turns_are_hashed_once(monkeypatch) -> None:
+    hashed, constants = hashes(monkeypatch), ConstantTensors()
+    turns = [digests(constants.describe(TWO, inputs(text=10.0 * i))) for _ in range(3) for i in range(MOST)]
+    assert len(hashed) == 2 * MOST
+    assert turns[:MOST] == turns[MOST : 2 * MOST] == turns[2 * MOST :]
+
+
+@pytest.mark.parametrize(("most", "again"), [(MAX_BYTES, 0), (4 * 5 * 8 * 4, 0), (4 * 5 * 8 * 4 - 1, 1)])
+def test_of_too_many_bytes_the_oldest_are_forgotten(monkeypatch, most, again) -> None:
+    monkeypatch.setattr(constant_tensors, "MAX_BYTES", most)
+    hashed, constants = hashes(monkeypatch), ConstantTensors()
+    for text in (1.0, 10.0, 1.0):
+        constants.describe(TWO, inputs(text=text))
+    assert len(hashed) == 4 + again
+
+
+def test_what_no_recent_request_had_is_forgotten(monkeypatch) -> None:
+    hashed, constants = hashes(monkeypatch), ConstantTensors()
+    for text in (1.0, *[10.0] * MOST, 1.0):
+        constants.describe(TWO, inputs(text=text))
+    assert len(hashed) == 6
+    assert len(constants._known) == 4
 
 
 def test_shape_and_dtype_are_part_of_a_digest() -> None:

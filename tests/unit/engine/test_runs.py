@@ -71,20 +71,30 @@ def test_without_a_digest_nothing_says_that_a_request_repeats() -> None:
 
 
 def test_the_most_recently_used_runs_stay() -> None:
-    runs, kept = Runs(), [Mock() for _ in range(MOST + 1)]
+    runs, kept = Runs(), [Mock(constant=()) for _ in range(MOST + 1)]
     for number, run in enumerate(kept):
         runs.put(number, run)
         used = 0 if number < MOST else 2
         runs.put(used, runs.take(used))
-    assert [number for number in range(MOST + 1) if runs.get(number)] == [0, 2, 3, 4]
-    assert [run.release.called for run in kept] == [False, True, False, False, False]
+    assert [number for number in range(MOST + 1) if runs.get(number)] == [0, *range(2, MOST + 1)]
+    assert [run.release.called for run in kept] == [False, True, *[False] * (MOST - 1)]
     runs.clear()
     assert runs.get(0) is None
     assert all(run.release.called for run in kept)
 
 
+def test_the_tensors_of_all_runs_take_little_memory() -> None:
+    text, one, other = (torch.ones(2) for _ in range(3))
+    runs, kept = Runs(max_bytes=16), [Mock(constant=(text, each)) for each in (text, one, other)]
+    for number, run in enumerate(kept):
+        runs.put(number, run)
+    assert [number for number in range(3) if runs.get(number)] == [2], "24 bytes with one of the others"
+    runs.put(3, Mock(constant=(torch.ones(9),)))
+    assert runs.get(3) is not None, "one may be larger than all that is kept"
+
+
 def test_a_run_that_is_carried_out_is_not_released() -> None:
-    runs, run = Runs(), Mock()
+    runs, run = Runs(), Mock(constant=())
     runs.put(0, run)
     assert runs.take(0) is run
     runs.clear()
