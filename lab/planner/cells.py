@@ -25,7 +25,7 @@ from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner import measured, record
 from parallel_backend.planner.enumeration import layouts
-from parallel_backend.planner.hardware.description import Device, Hardware
+from parallel_backend.planner.hardware.description import Hardware
 from parallel_backend.planner.models import Model, of_checkpoint
 from parallel_backend.planner.planning import choose, rule_prediction
 from parallel_backend.planner.prediction import Prediction, predict
@@ -237,7 +237,8 @@ class _Probe:
     def measure(self) -> Hardware:
         """Measure it now."""
         begin = time.perf_counter()
-        self.found.append(measured.measure(self._client, self._devices, self._asked, self._names))
+        found = measured.measure(self._client, self._devices, self._asked, self._names)
+        self.found.append(measured.limited(found))
         self.seconds.append(time.perf_counter() - begin)
         return self.found[-1]
 
@@ -248,14 +249,9 @@ class _Probe:
         """
         first, taken = self.found[0], list[float]()
         for each in self.found:
-            devices = tuple(map(_with_memory, each.devices, first.devices))
-            hardware = replace(each, devices=devices, host_memory=first.host_memory)
+            hardware = each.with_memory([device.memory for device in first.devices], first.host_memory)
             taken.append(predict(self._asked, layout, hardware).sampling)
         return statistics.median(taken)
-
-
-def _with_memory(device: Device, like: Device) -> Device:
-    return replace(device, memory=like.memory)
 
 
 def _cells(

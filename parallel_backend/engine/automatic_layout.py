@@ -110,7 +110,7 @@ def _by_room(ranks: int, rooms: Sequence[Claim], outside: int) -> list[ParallelL
         rooms: of the devices, by rank.
         outside: bytes that each rank needs besides weights that are cut.
     """
-    left = [min(room.free + room.freeable, room.limit) - outside for room in rooms[:ranks]]
+    left = [room.most - outside for room in rooms[:ranks]]
     if ranks == 1 or min(left) <= 0 or max(left) < _UNLIKE * min(left):
         return []
     balance = tuple(max(1 / MAX_SPEED, round(each / max(left), 2)) for each in left)

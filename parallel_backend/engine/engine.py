@@ -222,8 +222,7 @@ class Engine:
 
     def _autoencode(self, request: ActiveRequest[Decode] | ActiveRequest[Encode]) -> Tensors:
         components = self._components(request.message.model)
-        speeds = self._speeds if request.message.model.mode else ()
-        coding = Autoencoding(request, components, bfloat16=self._bfloat16, speeds=speeds)
+        coding = Autoencoding(request, components, bfloat16=self._bfloat16, speeds=self._speeds)
         return coding.run(self._meshes, self.device)
 
     def _read_weights(self, request: ActiveRequest[ReadWeights]) -> Tensors:

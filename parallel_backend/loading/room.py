@@ -37,6 +37,11 @@ class Room:
         """What the rank may use at once, by the limit and the device."""
         return min(self.free, self.limit - self.freeable)
 
+    @property
+    def most(self) -> int:
+        """What the rank may use if it frees all that it holds."""
+        return min(self.free + self.freeable, self.limit)
+
     def lacks(self, nbytes: int, sharers: int = 1) -> bool:
         """Whether ``nbytes`` are not free, for each of ``sharers`` ranks that take them from the same memory."""
         return nbytes > self.left or nbytes * sharers > self.free

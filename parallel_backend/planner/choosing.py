@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from ..denoiser.plan import DenoisingPlan
-from ..distributed.collectives import gather_texts
+from ..distributed.collectives import gather_numbers, gather_texts
 from ..distributed.mesh import Axis
 from ..engine.layout_trial import LayoutTrial, Seconds, fastest
 from ..engine.planned import Planned
@@ -19,6 +19,7 @@ from ..interfaces.geometry import Shapes
 from ..layout.modes import APPROXIMATE, FASTEST
 from ..layout.parallel_layout import ParallelLayout
 from ..loading.components import ComponentCache
+from ..loading.room import Room, room_on
 from ..progress import PROGRESS
 from ..protocol.model_spec import ModelSpec
 from ..protocol.tensors import NAMES
@@ -86,7 +87,7 @@ class Chooser:
 
     def __call__(
         self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis,
-        asker: Hashable = None,
+        asker: Hashable = None, steps: int | None = None,
     ) -> Planned:  # fmt: skip
         """Return the layout for a request. Collective over the world, with the same arguments on every rank.
 
@@ -97,16 +98,17 @@ class Chooser:
             shapes: of the inputs of its first branch.
             world: all ranks.
             asker: the node that asks. How fast the ranks are is not looked at while it asks again.
+            steps: of the sampling; None if ComfyUI runs it.
 
         Raises:
             InvalidRequest: the mode is none, or the request fits in no layout. On every rank alike.
         """
         sizes = str([dict(each) for each in plan.latents])
         asked = model.identity, model.stamp, model.mode, model.compile
-        key: Hashable = (*asked, components.dtype, sizes, plan.samples, plan.guided)
+        key: Hashable = (*asked, components.dtype, sizes, plan.samples, plan.guided, steps)
         with PROGRESS.phase("planning"):
             if key not in self._plans:
-                _keep(self._plans, key, self._plan(plan, model, components, shapes, world))
+                _keep(self._plans, key, self._plan(plan, model, components, shapes, world, steps))
                 log.info("planned: %s", self._plans[key].reason)
             self._plans[key] = made = self._plans.pop(key)  # the last one to leave
             key, made = self._as_now(key, made, model, world, components.device, asker)
@@ -126,13 +128,15 @@ class Chooser:
         return self._works[work]
 
     def _plan(
-        self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis
-    ) -> _Made:
+        self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis,
+        steps: int | None,
+    ) -> _Made:  # fmt: skip
         prompt = of_plan(
-            plan, models.of(components.checkpoint), shapes, steps=_STEPS, dtype=components.dtype,
+            plan, models.of(components.checkpoint), shapes, steps=steps or _STEPS, dtype=components.dtype,
             compiled=model.compile != "off",
         )  # fmt: skip
-        return _agreed(prompt, self._hardware(prompt, model, world, components.device), model, world)
+        measured = self._hardware(prompt, model, world, components.device)
+        return _agreed(prompt, _with_memory_now(measured, components.memory.room, world), model, world)
 
     def _as_now(
         self, key: Hashable, made: _Made, model: ModelSpec, world: Axis, device: torch.device, asker: Hashable
@@ -217,12 +221,13 @@ class _Kept:
         Args:
             works: a layout whose first step has ended.
         """
-        tried = record.read(self._path, self._facts).tried
+        found = record.read(self._path, self._facts)
+        tried = found.tried
         before = tried.pop(self._kind, {})
         if before.get(works, 0) is None:
             del before[works]
         tried = dict([*tried.items()][1 - _KINDS :]) | {self._kind: {**before, **times}}
-        if note := record.write(self._path, self._facts, self._hardware, tried):
+        if note := record.write(self._path, self._facts, found.hardware or self._hardware, tried):
             log.warning("%s", note)
 
 
@@ -253,6 +258,16 @@ def _keep(kept: dict[Hashable, T], key: Hashable, value: T) -> None:
     while len(kept) >= _KEPT and key not in kept:
         kept.pop(next(iter(kept)))
     kept[key] = value
+
+
+def _with_memory_now(hardware: Hardware, room: Room, world: Axis) -> Hardware:
+    """Return the machine with what each rank may use now, what it holds included. Collective over the world.
+
+    Other programs, a limit and loaded models change it from prompt to prompt, so what was measured once does not hold.
+    """
+    on_host = room_on(torch.device("cpu"), 0).free
+    memory, hosts = zip(*gather_numbers([max(room.most, 1), on_host], world), strict=True)
+    return hardware.with_memory(memory, float(min(hosts)))
 
 
 def _agreed(prompt: Prompt, hardware: Hardware, model: ModelSpec, world: Axis, *, whole: bool = False) -> _Made:

@@ -20,8 +20,11 @@ _SIDE = 16
 """Rows and columns of the latent that is counted. Work grows with the area."""
 
 
-def decode_seconds(prompt: Prompt, hardware: Hardware, ranks: int) -> float | None:
-    """Return the seconds in which ranks decode a prompt's latents, each some rows; None if that is not known."""
+def decode_seconds(prompt: Prompt, hardware: Hardware) -> float | None:
+    """Return the seconds in which all devices decode a prompt's latents, each some rows; None if that is not known.
+
+    Where a plan chooses the layout, idle ones decode, too.
+    """
     model = prompt.model
     if not model.vae:
         return None
@@ -31,10 +34,11 @@ def decode_seconds(prompt: Prompt, hardware: Hardware, ranks: int) -> float | No
     first, each = found
     frames = prompt.size[0] if len(prompt.size) == 3 else 1
     area = math.prod(prompt.size[-2:]) / _SIDE**2
+    ranks = len(hardware.devices)
     rows = Split.of(shares_of_rows(hardware, ranks)).rows(prompt.size[-2], ranks).sizes
     slowest = max(
         own * (seconds(first, device) + (frames - 1) * seconds(each, device))
-        for own, device in zip(rows, hardware.devices, strict=False)
+        for own, device in zip(rows, hardware.devices, strict=True)
     )
     return prompt.samples * area * slowest / prompt.size[-2]
 

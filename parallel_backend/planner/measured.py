@@ -9,6 +9,7 @@ from pathlib import Path
 from ..client.client import Client
 from ..client.devices import parse_devices
 from ..client.temporary_backend import temporary_backend
+from ..loading.room import memory_limit
 from ..protocol.messages import Trial
 from ..protocol.model_spec import Devices, ModelSpec
 from ..protocol.tensors import NAMES
@@ -32,19 +33,28 @@ def hardware(devices: Devices, prompt: Prompt, *, again: bool, say: Say, folder:
         again: whether to measure in any case.
         say: told why something is measured, in a sentence.
         folder: of the records.
+
+    Returns:
+        What has been measured, with no more memory than ``env.MEMORY_LIMIT`` allows.
     """
     facts = record.facts_of(devices)
     path = record.file_of(devices, prompt, folder or record.folder())
     found = record.read(path, facts)
     if found.hardware is not None and not again:
-        return found.hardware
+        return limited(found.hardware)
     if found.note:
         say(f"{found.note}: it is measured again")
     with tempfile.TemporaryDirectory(prefix="plan-") as scratch, temporary_backend(Path(scratch)) as client:
         measured = measure(client, devices, prompt, facts.devices)
     if note := record.write(path, facts, measured):
         say(note)
-    return measured
+    return limited(measured)
+
+
+def limited(hardware: Hardware) -> Hardware:
+    """Return the machine with no more memory than ``env.MEMORY_LIMIT`` allows a rank."""
+    memory = [float(memory_limit(int(each.memory))) for each in hardware.devices]
+    return hardware.with_memory(memory, hardware.host_memory)
 
 
 def measure(client: Client, devices: Devices, prompt: Prompt, names: tuple[str, ...]) -> Hardware:

@@ -99,7 +99,7 @@ def predict(prompt: Prompt, layout: ParallelLayout, hardware: Hardware) -> Predi
     by_rank = map(sum, zip(*(each.by_rank for each in sent.values()), strict=True))
     return Prediction(
         layout=asked, step=step, sampling=_sampling(prompt, layout, step),
-        decoding=decode_seconds(prompt, hardware, layout.ranks), loading=taken.weights / hardware.files,
+        decoding=decode_seconds(prompt, hardware), loading=taken.weights / hardware.files,
         sent=max(by_rank), room=taken,
     )  # fmt: skip
 
@@ -123,12 +123,16 @@ def _step(
         share = stage_cut.shares(prompt.layers(1).family, Split.of(layout).stages)[place["pipe"]]
     faster = device.alone if layout.ranks == 1 else 1.0
     columns = Split.of(layout).cut_share(place["tensor"])  # also for heads, whose shares may differ a little
-    blocks = seconds(work.blocks.cut(columns), device, compiled=prompt.compiled)
     around = seconds(work.embed, device) + seconds(work.head, device)
-    computing = batches * (blocks * share + around)
-    if device.layers:
+    plain, blocks = (
+        seconds(work.blocks.cut(columns), device, compiled=compiled) * share + around
+        for compiled in (False, prompt.compiled)
+    )
+    computing = batches * blocks
+    if device.layers:  # of blocks that are not compiled
         part = columns * max(tokens.values()) / max(extent.streams.values())
-        computing = share * _by_curve(device, rows, rows if layout.pipe > 1 else workload.forwards(layout, place), part)
+        forwards = rows if layout.pipe > 1 else workload.forwards(layout, place)
+        computing = share * _by_curve(device, rows, forwards, part) * blocks / plain
     attending = attention(layout, workload, rank, device, sent)
     kernels = batches * (work.embed.kernels + work.blocks.kernels * share + work.head.kernels)
     kernels += attending.exchanges * _KERNELS_OF_EXCHANGE
@@ -139,10 +143,7 @@ def _step(
     hides = 0.0 if hardware.cores else computing + attending.seconds  # a core that computes gathers nothing meanwhile
     exposed = attending.exposed + _others(layout, workload, sent, hides, device.fresh or inf)
     waiting = max(0.0, taken.streams / hardware.streaming - layers - attends)
-    return Step(
-        layers=layers, attention=attends, exchange=exposed, streaming=waiting,
-        host=0.0 if device.layers else kernels * hardware.launch,
-    )  # fmt: skip
+    return Step(layers=layers, attention=attends, exchange=exposed, streaming=waiting, host=kernels * hardware.launch)
 
 
 def _by_curve(device: Device, rows: int, forwards: int, part: float) -> float:

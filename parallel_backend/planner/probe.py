@@ -133,10 +133,10 @@ def _device(request: ProbeRequest, world: Axis, device: torch.device, dtype: tor
         layers, alone, balanced, states = layer_curve.measured(family, inputs, world, device)
         attends = _attends(family, states, world, device, dtype)
         matrix, attention = _matrix(family, states, device, dtype), _rate(attends)
-        bandwidth = _bandwidth(device)
+        bandwidth, room = _bandwidth(device), room_on(device, 0)
     return Device(
         name=request.device_names[world.index], matrix=matrix, attention=attention,
-        memory=float(max(room_on(device, 0).left, 1)), bandwidth=bandwidth, alone=alone, fresh=_fresh(device, world),
+        memory=float(room.free + room.freeable), bandwidth=bandwidth, alone=alone, fresh=_fresh(device, world),
         layers=layers, attends=attends, balanced=balanced,
     )  # fmt: skip
 

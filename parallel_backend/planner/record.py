@@ -17,7 +17,7 @@ from ..version import version
 from .hardware.description import MAX_FILE, Hardware
 from .request import Prompt
 
-_FORM = 4
+_FORM = 5
 _CACHES = "XDG_CACHE_HOME"
 
 

@@ -81,6 +81,7 @@ def with_fast_links(path, second=1.0, faster=None):
     devices = tuple(
         replace(
             each,
+            memory=1.0,  # what is free is asked anew
             alone=1.0,
             balanced=0.0,
             layers=((0.5, 0.5 / speed), (1.0, 1.0 / speed)),

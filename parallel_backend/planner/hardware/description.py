@@ -1,7 +1,8 @@
 """``Hardware``: what the planner knows of a machine, as numbers. A JSON file has the same form."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -156,6 +157,11 @@ class Hardware:
         """Return the link that carries what one device sends to another."""
         joining = (link for link in self.links if first in link.devices and second in link.devices)
         return min(joining, key=lambda link: len(link.devices))
+
+    def with_memory(self, memory: Sequence[float], host_memory: float) -> "Hardware":
+        """Return the machine with other memory: of each device, and free on its hosts."""
+        devices = tuple(replace(each, memory=most) for each, most in zip(self.devices, memory, strict=True))
+        return replace(self, devices=devices, host_memory=host_memory)
 
     def first(self, count: int) -> "Hardware":
         """Return the machine without the devices after the first ``count``."""

@@ -154,8 +154,8 @@ def test_shares_by_speed_are_predicted_to_be_faster(asked, text):
 
 def test_rows_of_the_vae_are_shared_by_speed(asked):
     alone, alike, unlike = (
-        predict(asked, ParallelLayout(cfg=count), of(*speeds)).decoding or 0.0
-        for count, speeds in ((1, (1, 1)), (2, (1, 1)), (2, (1, 0.5)))
+        predict(asked, ParallelLayout(), hardware).decoding or 0.0  # devices that sample nothing decode, too
+        for hardware in (of(1, 1).first(1), of(1, 1), of(1, 0.5))
     )
     assert alike == pytest.approx(alone / 2)
     assert unlike == pytest.approx(alone / 1.5)

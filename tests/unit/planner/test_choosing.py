@@ -8,7 +8,8 @@ from parallel_backend.distributed.mesh import Axis
 from parallel_backend.engine.layout_trial import CALLS
 from parallel_backend.engine.planned import Planned
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.planner import choosing
+from parallel_backend.loading.room import Room
+from parallel_backend.planner import choosing, record
 from parallel_backend.planner.choosing import Chooser
 from parallel_backend.planner.hardware import shipped
 from parallel_backend.planner.hardware.description import Hardware
@@ -95,6 +96,24 @@ def test_what_is_tried_on_a_machine_that_has_changed_is_not_kept(begun, kept, ma
     tries(replace(planned, trial=lambda: trial))
     assert settled[0].reason.startswith(words)
     assert not kept().times()
+
+
+@pytest.mark.parametrize(("limit", "most"), [(8_000, 3_000), (2_000, 2_000)])
+def test_memory_is_what_the_ranks_may_use_now(made, limit, most):
+    """What a measurement has found free may have been full of models, or below a limit."""
+    room = Room(free=1_000, freeable=2_000, total=8_000, limit=limit)
+    now = choosing._with_memory_now(made.hardware, room, ALONE)
+    assert [device.memory for device in now.devices] == [most]
+    assert now.host_memory != made.hardware.host_memory
+
+
+def test_what_is_tried_leaves_the_measurement_as_it_is(kept, made, tmp_path):
+    assert kept()._hardware == made.hardware
+    kept().add({str(A): 1.0})
+    other = made.hardware.with_memory([5.0], 5.0)
+    choosing._Kept(replace(made, hardware=other), MODEL, tmp_path, 1).add({str(B): 1.0})
+    (path,) = tmp_path.glob("*.json")
+    assert record.read(path, record.facts_of(MODEL.devices.first(1))).hardware == made.hardware
 
 
 def test_few_kinds_of_work_are_kept(kept):

@@ -1,16 +1,19 @@
 """What a rank measures of its machine, and what is predicted from it."""
 
+from dataclasses import replace
 from unittest import mock
 
 import msgspec
 import pytest
 import torch
 
+from parallel_backend import env
 from parallel_backend.distributed.world import world
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import family_of
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner import layer_curve, probe
+from parallel_backend.planner.measured import limited
 from parallel_backend.planner.models import Model
 from parallel_backend.planner.prediction import predict
 from parallel_backend.planner.request import Prompt
@@ -51,6 +54,22 @@ def test_one_rank_measures_its_layers_and_its_attention(class_name):
     predicted = predict(prompt, ParallelLayout(), hardware)
     assert predicted.step.layers == pytest.approx(device.layers[0][1])
     assert predicted.sampling == pytest.approx(2 * predicted.step.seconds)
+
+
+def test_a_limit_holds_when_a_measurement_is_used(monkeypatch):
+    monkeypatch.setenv(env.MEMORY_LIMIT.name, "1MB")
+    hardware = measured(asked(WAN)[1])
+    assert hardware.devices[0].memory > 1e6
+    assert limited(hardware).devices[0].memory == 1e6
+
+
+def test_compiled_blocks_are_predicted_from_others(monkeypatch):
+    prompt, request = asked(WAN)
+    hardware = measured(request)
+    plain, compiled = (
+        predict(replace(prompt, compiled=each), ParallelLayout(), hardware).step.layers for each in (False, True)
+    )
+    assert 0 < compiled < plain
 
 
 def test_a_larger_size_takes_longer():
