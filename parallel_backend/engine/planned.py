@@ -40,7 +40,7 @@ class Planner(Protocol):
 
     def __call__(
         self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis,
-        asker: Hashable, /,
+        asker: Hashable, steps: int | None, /,
     ) -> Planned: ...  # fmt: skip
 
 
@@ -58,6 +58,7 @@ def by_planner(
     latents = {name: (plan.samples[0], *shape) for name, shape in plan.latents[0].items()}
     request.report(Progress(phase="planning", value=0, total=1), {})
     shapes = {**branches[0], **latents, TIMESTEP: (plan.samples[0],)}
-    found = planner(plan, model, components, shapes, world, request.message.origin)
+    steps = next((meta.shape[0] - 1 for meta in request.metas if meta.name == "sigmas"), None)
+    found = planner(plan, model, components, shapes, world, request.message.origin, steps)
     request.report(Progress(phase="planning", value=1, total=1, note=found.reason), {})
     return None if is_refused(found.layout, plan.workload()) else found
