@@ -57,6 +57,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--tokens", action="append", type=int, metavar="N", help="latent tokens; repeatable (default 4096 and 1024)"
     )
     parser.add_argument(
+        "--frames", type=int, default=0, metavar="N",
+        help="latent frames of a video, which share the tokens (default: 1 of wan, 16 of latte and ltx2)",
+    )  # fmt: skip
+    parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32",
         help="without --steps: what all compute in (default %(default)s)",
     )  # fmt: skip
@@ -172,7 +176,13 @@ def _cases(options: argparse.Namespace, layouts: list[ParallelLayout]) -> list[C
     if options.rounds is not None and options.rounds < 1:
         raise InvalidRequest(f"--rounds {options.rounds}: at least one is needed")
     return [
-        Case(family=options.family, tokens=size, text_tokens=options.text_tokens, branches=branches)
+        Case(
+            family=options.family,
+            tokens=size,
+            text_tokens=options.text_tokens,
+            branches=branches,
+            frames=options.frames,
+        )
         for size in dict.fromkeys(options.tokens or TOKENS)
         for branches in sorted({2 if layout.cfg > 1 else 1 for layout in layouts})
     ]

@@ -82,7 +82,7 @@ def rivals(made: Plan) -> tuple[ParallelLayout, ...]:
     """Return the layouts to be tried besides the chosen one: exact, and predicted nearly as fast.
 
     All of them hold whole weights on devices that the choice uses, too. Others would have to be read before they could
-    be tried.
+    be tried. What is taken without a plan comes first.
     """
     chosen, least = made.chosen, min(device.memory for device in made.hardware.devices)
     if chosen.layout.splits_weights or chosen.layout.approximation:
@@ -94,6 +94,7 @@ def rivals(made: Plan) -> tuple[ParallelLayout, ...]:
         and each.step.seconds <= _NEAR * chosen.step.seconds and each.layout != chosen.layout
         and not each.layout.splits_weights and not each.layout.approximation
     ]  # fmt: skip
+    near.sort(key=lambda layout: layout != made.rule.layout)
     return tuple(near[:_RIVALS])
 
 

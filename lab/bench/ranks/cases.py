@@ -97,23 +97,30 @@ class Case:
         tokens: of the latent, all frames together.
         text_tokens: of the text.
         branches: guidance branches, which differ in their text.
+        frames: of the latent; 0 for those of the family's entry in ``MODELS``.
 
     Raises:
-        InvalidRequest: the family is unknown, a number is below 1, or every rectangle with this number of tokens has a
-            side longer than ``LONGEST_SIDE``.
+        InvalidRequest: the family is unknown or has no frames, a number is below 1, or every rectangle with this number
+            of tokens has a side longer than ``LONGEST_SIDE``.
     """
 
     family: str
     tokens: int
     text_tokens: int
     branches: int
+    frames: int = 0
 
     def __post_init__(self) -> None:
         if self.family not in MODELS:
             raise InvalidRequest(f"--family {self.family!r} does not exist; choose one of {', '.join(MODELS)}")
         if min(self.tokens, self.text_tokens) < 1:
             raise InvalidRequest(f"--tokens {self.tokens}, --text-tokens {self.text_tokens}: each must be at least 1")
-        frames = math.prod(MODELS[self.family].frames)
+        model = MODELS[self.family]
+        if self.frames and (not model.frames or "video_length" in model.config):
+            raise InvalidRequest(f"--frames {self.frames}: the number of {self.family} is fixed, so leave it out")
+        frames = math.prod(self._size)
+        if frames < 1:
+            raise InvalidRequest(f"--frames {self.frames}: at least one is needed")
         if self.tokens % frames:
             raise InvalidRequest(
                 f"--tokens {self.tokens}: {self.family} has {frames} frames, so give a multiple of that"
@@ -126,20 +133,26 @@ class Case:
             )
 
     @property
+    def _size(self) -> tuple[int, ...]:
+        """Sizes of the latent's dims before height and width."""
+        return (self.frames,) if self.frames else MODELS[self.family].frames
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the tokens of a frame, as square as possible."""
-        tokens = self.tokens // math.prod(MODELS[self.family].frames)
+        tokens = self.tokens // math.prod(self._size)
         rows = max(side for side in range(1, math.isqrt(tokens) + 1) if tokens % side == 0)
         return rows, tokens // rows
 
     def __str__(self) -> str:
         guided = f", {self.branches} branches" if self.branches > 1 else ""
-        return f"{self.family}, {self.tokens} tokens, {self.text_tokens} text tokens{guided}"
+        frames = f" in {self.frames} frames" if self.frames else ""
+        return f"{self.family}, {self.tokens} tokens{frames}, {self.text_tokens} text tokens{guided}"
 
     def inputs(self) -> dict[str, Tensor]:
         """Seeded inputs of all branches, concatenated along the batch."""
         model, generator = MODELS[self.family], torch.Generator().manual_seed(0)
-        size = (*model.frames, *(model.patch * side for side in self.grid))
+        size = (*self._size, *(model.patch * side for side in self.grid))
         latent = torch.randn(1, model.channels, *size, generator=generator)
         tensors = {
             LATENT: latent.expand(self.branches, *latent.shape[1:]).contiguous(),

@@ -178,6 +178,15 @@ def test_rivals_are_exact_near_whole_and_on_no_further_devices(small):
     assert rivals(replace(made, predictions=(made.chosen,))) == ()
 
 
+def test_what_is_taken_without_a_plan_is_tried_before_others(small):
+    made = plan(small, of(1e12, count=4))
+    alike = [replace(each, step=made.chosen.step) for each in made.predictions if not each.layout.splits_weights]
+    near = replace(made, predictions=tuple(alike))
+    last = alike[-1]
+    assert last.layout not in rivals(near)
+    assert rivals(replace(near, rule=last))[0] == last.layout
+
+
 def test_rivals_need_no_device_that_the_choice_leaves_idle(small):
     made = plan(small, of(2e7, count=4))
     assert made.chosen.layout.ranks == 2
