@@ -42,8 +42,7 @@ DEVICES_TOOLTIP = (
     "all, or a list of GPU numbers such as 0,1. Without GPUs, all starts two CPU ranks, and 0,1,2 starts three."
 )
 LAYOUT_TOOLTIP = (
-    "How the ranks share the work, from Parallel Layout, which overrides mode. If not connected: cfg=2 when the "
-    "sampler uses guidance and the number of ranks is even; ulysses splits what remains."
+    "How the ranks share the work, from Parallel Layout, which overrides mode. If not connected, mode decides."
 )
 ATTENTION_TOOLTIP = (
     "The attention kernel. auto: the fastest exact one for the GPU and the model, of the FlashAttention package if it "
@@ -57,9 +56,10 @@ COMPILE_TOOLTIP = (
 )
 
 MODE_TOOLTIP = (
-    "What decides the layout if none is connected. auto: the rule of layout. Otherwise the ranks measure themselves "
-    "for a few seconds, once for a model and a size: fastest, the least memory, the fewest bytes between slow links, "
-    "or fastest with approximate layouts, too."
+    "What decides the layout if none is connected. The ranks measure themselves for a few seconds, once for a model "
+    "and a size, and predict. auto: the fastest layout, and a fixed rule for small models. fastest: the fastest of "
+    "those tried in the first steps. fit memory: the least memory. fit memory over slow links: the fewest bytes "
+    "between slow links. allow approximate: the fastest, approximate layouts included."
 )
 
 
@@ -109,8 +109,8 @@ def handle_for(
     bridge = bridge_for(checkpoint)
     left_over(bridge)  # refuses what ComfyUI takes for another model
     resolved = parse_devices(devices)
-    planned = layout is None and mode != modes.AUTO
-    layout = layout if planned else layout or _layout_of_mode(len(resolved.indices))
+    if layout is None and mode == modes.AUTO:
+        layout = _layout_of_mode(len(resolved.indices))
     if layout is not None:
         check_fits(layout, len(resolved.indices))
         layout = _with_patches(layout, bridge)
@@ -122,7 +122,7 @@ def handle_for(
         layout=layout,
         attention=attention,
         compile=compile,
-        mode=mode if planned else "",
+        mode="" if layout else mode,
         content=content_for(checkpoint, resolved),
     )
     return Handle(spec=spec, checkpoint=checkpoint, node_id=node_id, keeps=keeps)

@@ -105,7 +105,7 @@ def noted_plan(message: RankRequest, on_progress: OnProgress) -> OnProgress:
         activity.planned("")
 
     def progressed(progress: Progress, tensors: dict[str, Tensor]) -> None:
-        if progress.phase == PLANNING and progress.note:
+        if progress.phase == PLANNING and progress.value:
             activity.planned(progress.note)
         on_progress(progress, tensors)
 

@@ -203,7 +203,7 @@ class Denoising:
         """Return the plan of a request that names no layout. Collective over the world."""
         message, world = self.request.message, self.agreements.world
         planned = by_planner(self.planner, plan, self.request, self.components, world)
-        if planned is None:
+        if planned is None or planned.layout is None:
             return fit(plan, self.components, message.model, self.agreements, adapt=message.adapt)
         self._holds_until = time.monotonic() + planned.holds
         if planned.trial and isinstance(message, Forward) and not message.cache:  # which computes all steps

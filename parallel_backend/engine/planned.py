@@ -5,16 +5,22 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
 from ..denoiser.plan import DenoisingPlan, split_names
 from ..distributed.mesh import Axis
 from ..interfaces.geometry import TIMESTEP, Shapes
+from ..layout.modes import AUTO
 from ..layout.parallel_layout import ParallelLayout
 from ..loading.components import ComponentCache
+from ..loading.load import transformer_bytes
 from ..protocol.messages import Progress
 from ..protocol.model_spec import ModelSpec
 from .layout_trial import LayoutTrial
 from .request import ActiveRequest
 from .validation import is_refused
+
+LEAST_BYTES = 10**9
+"""Bytes of a transformer for which ``auto`` measures the machine. Smaller ones take less time than a measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +28,14 @@ class Planned:
     """The layout of a request, and the reason in a sentence.
 
     Attributes:
+        layout: None for the one that is taken without a plan.
         trial: begins to try layouts in a run, if the prediction alone does not tell them apart.
         holds: seconds after which another prompt asks again.
         speeds: relative speed of each rank, by which they share the rows of pictures that a VAE codes from now on;
             empty if all are equal.
     """
 
-    layout: ParallelLayout
+    layout: ParallelLayout | None
     reason: str
     trial: Callable[[], LayoutTrial] | None = None
     holds: float = math.inf
@@ -40,7 +47,7 @@ class Planner(Protocol):
 
     def __call__(
         self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis,
-        asker: Hashable, steps: int | None, /,
+        asker: Hashable, steps: int | None, adapt: bool, /,
     ) -> Planned: ...  # fmt: skip
 
 
@@ -54,11 +61,21 @@ def by_planner(
     model = request.message.model
     if not model.mode or planner is None:
         return None
+    if model.mode == AUTO and not _worthwhile(components.checkpoint, world.size):
+        request.report(Progress(phase="planning", value=1, total=1), {})
+        return None
     branches, _ = split_names({meta.name: meta.shape for meta in request.metas}, plan.branches)
     latents = {name: (plan.samples[0], *shape) for name, shape in plan.latents[0].items()}
     request.report(Progress(phase="planning", value=0, total=1), {})
     shapes = {**branches[0], **latents, TIMESTEP: (plan.samples[0],)}
     steps = next((meta.shape[0] - 1 for meta in request.metas if meta.name == "sigmas"), None)
-    found = planner(plan, model, components, shapes, world, request.message.origin, steps)
+    message = request.message
+    found = planner(plan, model, components, shapes, world, message.origin, steps, message.adapt)
     request.report(Progress(phase="planning", value=1, total=1, note=found.reason), {})
-    return None if is_refused(found.layout, plan.workload()) else found
+    return None if found.layout is not None and is_refused(found.layout, plan.workload()) else found
+
+
+def _worthwhile(checkpoint: Checkpoint, ranks: int) -> bool:
+    """Whether a machine should be measured for a model in which nobody asks for more than the usual."""
+    names = (name for name in (HIGH_NOISE, LOW_NOISE) if name in checkpoint.components)
+    return ranks > 1 and max(transformer_bytes(checkpoint, name) for name in names) >= LEAST_BYTES

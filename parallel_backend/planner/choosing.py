@@ -16,10 +16,10 @@ from ..engine.layout_trial import LayoutTrial, Seconds, fastest
 from ..engine.planned import Planned
 from ..errors import InvalidRequest
 from ..interfaces.geometry import Shapes
-from ..layout.modes import APPROXIMATE, FASTEST
+from ..layout.modes import APPROXIMATE, AUTO, FASTEST
 from ..layout.parallel_layout import ParallelLayout
 from ..loading.components import ComponentCache
-from ..loading.room import Room, room_on
+from ..loading.room import room_on
 from ..progress import PROGRESS
 from ..protocol.model_spec import ModelSpec
 from ..protocol.tensors import NAMES
@@ -45,6 +45,12 @@ _KINDS = 16
 T = TypeVar("T")
 
 
+_NOT_MEASURED = (
+    "measuring this machine did not end before, so the layout is the one that is taken without a plan; "
+    "`python -m parallel_backend plan --again` measures it"
+)
+
+
 class _Said(msgspec.Struct, frozen=True, kw_only=True):
     """What rank 0 tells the others of a plan: layouts, the expected best first, or none and a refusal."""
 
@@ -58,18 +64,26 @@ class _Made:
 
     Attributes:
         prompt: what for.
-        hardware: on which machine.
-        layouts: the choice, and those that may be as fast.
         reason: of the choice, in a sentence.
+        measured: on which machine; None if nobody has measured it.
+        layouts: the choice, and those that may be as fast; none for what is taken without a plan.
         changed: how the machine differs from what was measured, for the begin of a sentence; "" if it does not. What is
             tried on one that differs is not kept on disk.
+        adapted: whether it is for the memory that was there, and not for all of it.
     """
 
     prompt: Prompt
-    hardware: Hardware
-    layouts: tuple[ParallelLayout, ...]
     reason: str
+    measured: Hardware | None = None
+    layouts: tuple[ParallelLayout, ...] = ()
     changed: str = ""
+    adapted: bool = True
+
+    @property
+    def hardware(self) -> Hardware:
+        """The machine of a plan with layouts."""
+        assert self.measured is not None
+        return self.measured
 
 
 class Chooser:
@@ -87,7 +101,7 @@ class Chooser:
 
     def __call__(
         self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis,
-        asker: Hashable = None, steps: int | None = None,
+        asker: Hashable = None, steps: int | None = None, adapt: bool = True,
     ) -> Planned:  # fmt: skip
         """Return the layout for a request. Collective over the world, with the same arguments on every rank.
 
@@ -99,19 +113,25 @@ class Chooser:
             world: all ranks.
             asker: the node that asks. How fast the ranks are is not looked at while it asks again.
             steps: of the sampling; None if ComfyUI runs it.
+            adapt: see ``Forward``. Without it, another process may give memory back before the request comes again.
 
         Raises:
-            InvalidRequest: the mode is none, or the request fits in no layout. On every rank alike.
+            InvalidRequest: the mode is none, or the request fits in no layout, which ``auto`` leaves to what is taken
+                without a plan. On every rank alike.
         """
         sizes = str([dict(each) for each in plan.latents])
         asked = model.identity, model.stamp, model.mode, model.compile
         key: Hashable = (*asked, components.dtype, sizes, plan.samples, plan.guided, steps)
         with PROGRESS.phase("planning"):
-            if key not in self._plans:
-                _keep(self._plans, key, self._plan(plan, model, components, shapes, world, steps))
-                log.info("planned: %s", self._plans[key].reason)
+            known = self._plans.get(key)
+            if known is None or (adapt and not known.adapted):
+                made = self._plan(plan, model, components, shapes, world, steps, adapt)
+                _keep(self._plans, key, made)
+                log.info("planned: %s", made.reason)
             self._plans[key] = made = self._plans.pop(key)  # the last one to leave
-            key, made = self._as_now(key, made, model, world, components.device, asker)
+            if not made.layouts:
+                return Planned(layout=None, reason=made.reason)
+            key, made = self._as_now((key, made.adapted), made, model, world, components.device, asker)
         found = self._tried(key, made, plan, model, world)
         return replace(found, holds=EVERY, speeds=shares_of_rows(made.hardware, world.size).balance)
 
@@ -129,14 +149,23 @@ class Chooser:
 
     def _plan(
         self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis,
-        steps: int | None,
+        steps: int | None, adapt: bool,
     ) -> _Made:  # fmt: skip
         prompt = of_plan(
             plan, models.of(components.checkpoint), shapes, steps=steps or _STEPS, dtype=components.dtype,
             compiled=model.compile != "off",
         )  # fmt: skip
         measured = self._hardware(prompt, model, world, components.device)
-        return _agreed(prompt, _with_memory_now(measured, components.memory.room, world), model, world)
+        if measured is None:
+            return _Made(prompt=prompt, reason=_NOT_MEASURED)
+        room = components.memory.room
+        hardware = _with_memory(measured, room.most if adapt else room.limit, world)
+        try:
+            return replace(_agreed(prompt, hardware, model, world), adapted=adapt)
+        except InvalidRequest:
+            if model.mode != AUTO:  # without a plan, it may fit
+                raise
+            return _Made(prompt=prompt, reason="", adapted=adapt)
 
     def _as_now(
         self, key: Hashable, made: _Made, model: ModelSpec, world: Axis, device: torch.device, asker: Hashable
@@ -180,18 +209,24 @@ class Chooser:
         notes = _Notes(kept, lambda found: _keep(self._works, work, found), made.changed)
         return Planned(layout=first, reason=made.reason, trial=lambda: LayoutTrial(layouts, known, notes))
 
-    def _hardware(self, prompt: Prompt, model: ModelSpec, world: Axis, device: torch.device) -> Hardware:
-        """Return what has been measured, or measure it. Rank 0 keeps the records."""
+    def _hardware(self, prompt: Prompt, model: ModelSpec, world: Axis, device: torch.device) -> Hardware | None:
+        """Return what has been measured, or measure it; None if that has ended the ranks. Rank 0 keeps the records."""
         mine = ""
         if world.index == 0:
             devices = model.devices.first(world.size)
             facts = record.facts_of(devices)
             path = record.file_of(devices, prompt, self._folder or record.folder())
             found = record.read(path, facts)
-            if found.note:
-                log.warning("%s: it is measured again", found.note)
-            mine = text(found.hardware).decode() if found.hardware else _APART.join(facts.devices)
+            if found.hardware:
+                mine = text(found.hardware).decode()
+            elif not found.begun:
+                if found.note:
+                    log.warning("%s: it is measured again", found.note)
+                mine = _APART.join(facts.devices)
+                record.write(path, facts, None)  # if the ranks end now, the next ones do not measure
         known = gather_texts(mine, world)[0]
+        if not known:
+            return None
         if known.startswith("{"):
             return parse(known.encode(), "the measurement of this machine")
         hardware = probe.measure(_request(prompt, model, tuple(known.split(_APART))), world, device)
@@ -260,13 +295,13 @@ def _keep(kept: dict[Hashable, T], key: Hashable, value: T) -> None:
     kept[key] = value
 
 
-def _with_memory_now(hardware: Hardware, room: Room, world: Axis) -> Hardware:
-    """Return the machine with what each rank may use now, what it holds included. Collective over the world.
+def _with_memory(hardware: Hardware, mine: int, world: Axis) -> Hardware:
+    """Return the machine with the memory of each rank. Collective over the world.
 
     Other programs, a limit and loaded models change it from prompt to prompt, so what was measured once does not hold.
     """
     on_host = room_on(torch.device("cpu"), 0).free
-    memory, hosts = zip(*gather_numbers([max(room.most, 1), on_host], world), strict=True)
+    memory, hosts = zip(*gather_numbers([max(mine, 1), on_host], world), strict=True)
     return hardware.with_memory(memory, float(min(hosts)))
 
 
@@ -284,7 +319,7 @@ def _agreed(prompt: Prompt, hardware: Hardware, model: ModelSpec, world: Axis, *
     if not said.layouts:
         raise InvalidRequest(said.reason)
     layouts = tuple(map(ParallelLayout.parse, said.layouts))
-    return _Made(prompt=prompt, hardware=hardware, layouts=layouts, reason=said.reason)
+    return _Made(prompt=prompt, measured=hardware, layouts=layouts, reason=said.reason)
 
 
 def _said(prompt: Prompt, hardware: Hardware, model: ModelSpec, whole: bool) -> _Said:

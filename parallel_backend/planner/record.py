@@ -46,7 +46,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
     form: int
     facts: Facts
     digest: str
-    hardware: Hardware
+    hardware: Hardware | None
     tried: Tried = msgspec.field(default_factory=dict)
 
 
@@ -57,11 +57,13 @@ class Found:
     Attributes:
         hardware: what was measured; None if nothing holds.
         note: why a record that is there does not hold, in a sentence; "" otherwise.
+        begun: whether a measurement began that has not ended.
         tried: what was tried on it.
     """
 
     hardware: Hardware | None
     note: str = ""
+    begun: bool = False
     tried: Tried = field(default_factory=dict)
 
 
@@ -102,11 +104,16 @@ def read(path: Path, facts: Facts) -> Found:
         return Found(hardware=None, note=f"the measurement in {path} is damaged, or of another version")
     if note := _difference(record.facts, facts):
         return Found(hardware=None, note=f"this machine was measured with {note}")
+    if record.hardware is None:
+        return Found(hardware=None, note="measuring this machine did not end", begun=True)
     return Found(hardware=record.hardware, tried=record.tried)
 
 
-def write(path: Path, facts: Facts, hardware: Hardware, tried: Tried | None = None) -> str:
-    """Keep a measurement, and what was tried; return why that does not work, or ""."""
+def write(path: Path, facts: Facts, hardware: Hardware | None, tried: Tried | None = None) -> str:
+    """Keep a measurement, and what was tried; return why that does not work, or "".
+
+    Without ``hardware``, keep that a measurement begins.
+    """
     tried = tried or {}
     digest = _digest(facts, hardware, tried)
     record = _Record(form=_FORM, facts=facts, digest=digest, hardware=hardware, tried=tried)
@@ -140,7 +147,7 @@ def _driver() -> str:
         return ""
 
 
-def _digest(facts: Facts, hardware: Hardware, tried: Tried) -> str:
+def _digest(facts: Facts, hardware: Hardware | None, tried: Tried) -> str:
     return hashlib.sha256(msgspec.json.encode([facts, hardware, tried])).hexdigest()
 
 

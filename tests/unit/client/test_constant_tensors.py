@@ -1,5 +1,7 @@
 """Digests say which tensors the ranks may have already; equal latents of several branches are sent once."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -45,18 +47,17 @@ def test_a_tensor_that_is_changed_in_place_gets_another_digest() -> None:
     assert [name for name in before if before[name] != after[name]] == ["0.encoder_hidden_states"]
 
 
-def hashes(monkeypatch) -> list[object]:
+def hashes(monkeypatch) -> Mock:
     """Count what is hashed."""
-    found: list[object] = []
-    digest = constant_tensors._digest
-    monkeypatch.setattr(constant_tensors, "_digest", lambda tensor: found.append(tensor) or digest(tensor))
-    return found
+    counted = Mock(wraps=constant_tensors._digest)
+    monkeypatch.setattr(constant_tensors, "_digest", counted)
+    return counted
 
 
 def test_requests_that_take_turns_are_hashed_once(monkeypatch) -> None:
     hashed, constants = hashes(monkeypatch), ConstantTensors()
     turns = [digests(constants.describe(TWO, inputs(text=10.0 * i))) for _ in range(3) for i in range(MOST)]
-    assert len(hashed) == 2 * MOST
+    assert hashed.call_count == 2 * MOST
     assert turns[:MOST] == turns[MOST : 2 * MOST] == turns[2 * MOST :]
 
 
@@ -66,14 +67,14 @@ def test_of_too_many_bytes_the_oldest_are_forgotten(monkeypatch, most, again) ->
     hashed, constants = hashes(monkeypatch), ConstantTensors()
     for text in (1.0, 10.0, 1.0):
         constants.describe(TWO, inputs(text=text))
-    assert len(hashed) == 4 + again
+    assert hashed.call_count == 4 + again
 
 
 def test_what_no_recent_request_had_is_forgotten(monkeypatch) -> None:
     hashed, constants = hashes(monkeypatch), ConstantTensors()
     for text in (1.0, *[10.0] * MOST, 1.0):
         constants.describe(TWO, inputs(text=text))
-    assert len(hashed) == 6
+    assert hashed.call_count == 6
     assert len(constants._known) == 4
 
 

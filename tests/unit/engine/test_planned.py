@@ -1,22 +1,64 @@
-"""What a planner is told of a request."""
+"""When a planner is asked, and what it is told of a request."""
 
 from unittest import mock
 
 import pytest
 
-from parallel_backend.engine.planned import Planned, by_planner
+from parallel_backend.engine import planned
+from parallel_backend.engine.planned import LEAST_BYTES, Planned, by_planner
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner.models import find
 from parallel_backend.planner.request import prompt
 from parallel_backend.protocol.frames import TensorMeta
 
+ALONE = ParallelLayout()
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    """Ask for a plan, and return the answer, the planner and the request."""
+
+    def asking(mode="fastest", sigmas=None, ranks=2, nbytes=LEAST_BYTES, layout=ALONE):
+        asked = prompt(find("wan2.1-t2v-1.3b"), "480x480x17")
+        given = {"0.encoder_hidden_states": asked.shapes["encoder_hidden_states"]}
+        given |= {"sigmas": sigmas} if sigmas else {}
+        request = mock.Mock()
+        request.message.model.mode = mode
+        request.metas = [TensorMeta(name=name, dtype="float32", shape=shape) for name, shape in given.items()]
+        components = mock.Mock()
+        components.checkpoint.components = {"transformer": "WanTransformer3DModel"}
+        monkeypatch.setattr(planned, "transformer_bytes", lambda *_: nbytes)
+        planner = mock.Mock(return_value=Planned(layout=layout, reason="why"))
+        found = by_planner(planner, asked.plan(ALONE), request, components, mock.Mock(size=ranks))
+        return found, planner, request
+
+    return asking
+
 
 @pytest.mark.parametrize(("sigmas", "steps"), [((5,), 4), (None, None)])
-def test_it_is_told_how_many_steps_the_ranks_own_loop_takes(sigmas, steps):
-    asked = prompt(find("wan2.1-t2v-1.3b"), "480x480x17")
-    given = {"0.encoder_hidden_states": asked.shapes["encoder_hidden_states"]} | ({"sigmas": sigmas} if sigmas else {})
-    request = mock.Mock()
-    request.metas = [TensorMeta(name=name, dtype="float32", shape=shape) for name, shape in given.items()]
-    planner = mock.Mock(return_value=Planned(layout=ParallelLayout(), reason=""))
-    assert by_planner(planner, asked.plan(ParallelLayout()), request, mock.Mock(), mock.Mock()) is not None
-    assert planner.call_args.args[-1] == steps
+def test_it_is_told_how_many_steps_the_ranks_own_loop_takes(ask, sigmas, steps):
+    found, planner, request = ask(sigmas=sigmas)
+    assert found is not None
+    assert planner.call_args.args[-2:] == (steps, request.message.adapt)
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({"mode": "auto"}, True), ({"mode": "auto", "ranks": 1}, False),
+        ({"mode": "auto", "nbytes": LEAST_BYTES - 1}, False), ({"mode": ""}, False),
+        ({"mode": "fit memory", "ranks": 1, "nbytes": 1}, True),
+    ],
+)  # fmt: skip
+def test_auto_measures_where_that_pays(ask, given, asked):
+    found, planner, request = ask(**given)
+    assert (found is not None) == planner.called == asked
+    said = [call.args[0].note for call in request.report.call_args_list if call.args[0].value]
+    assert said == (["why"] if asked else [""] if given["mode"] else [])
+
+
+def test_a_planner_may_leave_the_layout_to_the_rule_and_say_why(ask):
+    found, _, request = ask(layout=None)
+    assert found is not None
+    assert found.layout is None
+    assert request.report.call_args.args[0].note == "why"

@@ -1,14 +1,16 @@
 """Layouts to try: what earlier processes found, what ended them, and what is kept on disk."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
+import torch
 
 from parallel_backend.distributed.mesh import Axis
 from parallel_backend.engine.layout_trial import CALLS
 from parallel_backend.engine.planned import Planned
+from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.loading.room import Room
 from parallel_backend.planner import choosing, record
 from parallel_backend.planner.choosing import Chooser
 from parallel_backend.planner.hardware import shipped
@@ -26,7 +28,7 @@ MODEL = ModelSpec(path="/", stamp="1", devices=Devices(kind="cpu", indices=(0, 1
 def made():
     asked = replace(prompt(find("wan2.1-t2v-1.3b"), "480x480x17", guided=True), loop=False)
     hardware = Hardware(name="one card", devices=(shipped.card("RTX 4090"),))
-    return choosing._Made(prompt=asked, hardware=hardware, layouts=(A, B, C), reason="predicted")
+    return choosing._Made(prompt=asked, measured=hardware, layouts=(A, B, C), reason="predicted")
 
 
 @pytest.fixture
@@ -98,12 +100,9 @@ def test_what_is_tried_on_a_machine_that_has_changed_is_not_kept(begun, kept, ma
     assert not kept().times()
 
 
-@pytest.mark.parametrize(("limit", "most"), [(8_000, 3_000), (2_000, 2_000)])
-def test_memory_is_what_the_ranks_may_use_now(made, limit, most):
-    """What a measurement has found free may have been full of models, or below a limit."""
-    room = Room(free=1_000, freeable=2_000, total=8_000, limit=limit)
-    now = choosing._with_memory_now(made.hardware, room, ALONE)
-    assert [device.memory for device in now.devices] == [most]
+def test_memory_is_not_what_was_free_while_the_ranks_measured(made):
+    now = choosing._with_memory(made.hardware, 3_000, ALONE)
+    assert [device.memory for device in now.devices] == [3_000]
     assert now.host_memory != made.hardware.host_memory
 
 
@@ -111,9 +110,57 @@ def test_what_is_tried_leaves_the_measurement_as_it_is(kept, made, tmp_path):
     assert kept()._hardware == made.hardware
     kept().add({str(A): 1.0})
     other = made.hardware.with_memory([5.0], 5.0)
-    choosing._Kept(replace(made, hardware=other), MODEL, tmp_path, 1).add({str(B): 1.0})
+    choosing._Kept(replace(made, measured=other), MODEL, tmp_path, 1).add({str(B): 1.0})
     (path,) = tmp_path.glob("*.json")
     assert record.read(path, record.facts_of(MODEL.devices.first(1))).hardware == made.hardware
+
+
+def test_ranks_that_ended_while_they_measured_do_not_measure_again(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(choosing.probe, "measure", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):  # stands for the end of the process
+        Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, torch.device("cpu"))
+    assert Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, torch.device("cpu")) is None
+    assert choosing.probe.measure.call_count == 1
+
+
+def asked_of(monkeypatch, tmp_path, made, plans):
+    """Return a function that asks for a plan, and what it plans for."""
+    chooser, planning = Chooser(tmp_path), mock.Mock(side_effect=plans)
+    monkeypatch.setattr(Chooser, "_plan", planning)
+    monkeypatch.setattr(Chooser, "_as_now", lambda _, key, made, *__: (key, made))
+    plan = made.prompt.plan(ParallelLayout())
+    return lambda **given: chooser(plan, MODEL, mock.Mock(dtype="bf16"), {}, ALONE, **given), planning
+
+
+def test_without_memory_that_others_may_give_back_a_plan_is_made_again(monkeypatch, tmp_path, made):
+    whole, split = (
+        replace(made, layouts=(layout,), adapted=layout == B) for layout in (A, B)
+    )  # fmt: skip
+    ask, planning = asked_of(monkeypatch, tmp_path, made, [whole, split])
+    given = [False, False, True, True, False]
+    assert [ask(adapt=adapt).layout for adapt in given] == [A, A, B, B, B]
+    assert planning.call_count == 2
+
+
+def test_what_nobody_can_measure_is_left_to_the_rule(monkeypatch, tmp_path, made):
+    ask, _ = asked_of(monkeypatch, tmp_path, made, [choosing._Made(prompt=made.prompt, reason="why")])
+    assert ask() == Planned(layout=None, reason="why")
+
+
+@pytest.mark.parametrize("mode", ["auto", "fastest"])
+def test_auto_refuses_nothing(monkeypatch, tmp_path, made, mode):
+    monkeypatch.setattr(Chooser, "_hardware", lambda *_: made.hardware)
+    monkeypatch.setattr(choosing, "_said", lambda *_: choosing._Said(reason="it fits nowhere"))
+    monkeypatch.setattr(choosing, "of_plan", lambda *_, **__: made.prompt)
+    monkeypatch.setattr(choosing.models, "of", lambda _: None)
+    components = mock.Mock()
+    components.memory.room.most = 1
+    plan, given = made.prompt.plan(ParallelLayout()), replace(MODEL, mode=mode)
+    if mode == "auto":
+        assert Chooser(tmp_path)(plan, given, components, {}, ALONE).layout is None
+        return
+    with pytest.raises(InvalidRequest, match="nowhere"):
+        Chooser(tmp_path)(plan, given, components, {}, ALONE)
 
 
 def test_few_kinds_of_work_are_kept(kept):

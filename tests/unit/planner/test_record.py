@@ -28,6 +28,13 @@ def test_a_record_is_found_again(kept):
     assert record.read(kept, FACTS) == record.Found(hardware=HARDWARE)
 
 
+def test_a_measurement_that_has_begun_is_none(kept):
+    assert record.write(kept, FACTS, None) == ""
+    found = record.read(kept, FACTS)
+    assert found.begun
+    assert (found.hardware, found.note) == (None, "measuring this machine did not end")
+
+
 def test_a_record_is_private(kept):
     assert kept.stat().st_mode & 0o777 == 0o600
     assert kept.parent.stat().st_mode & 0o777 == 0o700
