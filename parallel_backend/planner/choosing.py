@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from ..denoiser.plan import DenoisingPlan
-from ..distributed.collectives import gather_numbers, gather_texts
+from ..distributed.collectives import all_true, gather_numbers, gather_texts
 from ..distributed.mesh import Axis
 from ..engine.layout_trial import LayoutTrial, Seconds, fastest
 from ..engine.planned import Planned
@@ -19,6 +19,8 @@ from ..interfaces.geometry import Shapes
 from ..layout.modes import APPROXIMATE, AUTO, FASTEST
 from ..layout.parallel_layout import ParallelLayout
 from ..loading.components import ComponentCache
+from ..loading.offload_plan import with_slack
+from ..loading.parts import DeviceMemory
 from ..loading.room import room_on
 from ..progress import PROGRESS
 from ..protocol.model_spec import ModelSpec
@@ -26,6 +28,7 @@ from ..protocol.tensors import NAMES
 from . import measured, models, probe, record
 from .balancing import shares_of_rows
 from .hardware.description import Hardware, parse, text
+from .memory import work_bytes
 from .planning import plan as planned
 from .planning import rivals
 from .reasons import changed, tried
@@ -45,10 +48,11 @@ _KINDS = 16
 T = TypeVar("T")
 
 
-_NOT_MEASURED = (
+_ENDED = (
     "measuring this machine did not end before, so the layout is the one that is taken without a plan; "
     "`python -m parallel_backend plan --again` measures it"
 )
+_NO_ROOM = "a device has no room to be measured for this size, so the layout is the one that is taken without a plan"
 
 
 class _Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,10 +159,10 @@ class Chooser:
             plan, models.of(components.checkpoint), shapes, steps=steps or _STEPS, dtype=components.dtype,
             compiled=model.compile != "off",
         )  # fmt: skip
-        measured = self._hardware(prompt, model, world, components.device)
-        if measured is None:
-            return _Made(prompt=prompt, reason=_NOT_MEASURED)
         room = components.memory.room
+        measured = self._hardware(prompt, model, world, components.memory)
+        if isinstance(measured, str):
+            return _Made(prompt=prompt, reason=measured, adapted=measured == _ENDED)
         hardware = _with_memory(measured, room.most if adapt else room.limit, world)
         try:
             return replace(_agreed(prompt, hardware, model, world), adapted=adapt)
@@ -209,8 +213,8 @@ class Chooser:
         notes = _Notes(kept, lambda found: _keep(self._works, work, found), made.changed)
         return Planned(layout=first, reason=made.reason, trial=lambda: LayoutTrial(layouts, known, notes))
 
-    def _hardware(self, prompt: Prompt, model: ModelSpec, world: Axis, device: torch.device) -> Hardware | None:
-        """Return what has been measured, or measure it; None if that has ended the ranks. Rank 0 keeps the records."""
+    def _hardware(self, prompt: Prompt, model: ModelSpec, world: Axis, memory: DeviceMemory) -> Hardware | str:
+        """Return what has been measured, or measure it, or why that cannot be done. Rank 0 keeps the records."""
         mine = ""
         if world.index == 0:
             devices = model.devices.first(world.size)
@@ -223,13 +227,16 @@ class Chooser:
                 if found.note:
                     log.warning("%s: it is measured again", found.note)
                 mine = _APART.join(facts.devices)
-                record.write(path, facts, None)  # if the ranks end now, the next ones do not measure
         known = gather_texts(mine, world)[0]
         if not known:
-            return None
+            return _ENDED
         if known.startswith("{"):
             return parse(known.encode(), "the measurement of this machine")
-        hardware = probe.measure(_request(prompt, model, tuple(known.split(_APART))), world, device)
+        if not all_true(not memory.lacks(_probe_bytes(prompt), world.size), world):
+            return _NO_ROOM
+        if world.index == 0:
+            record.write(path, facts, None)  # if the ranks end now, the next ones do not measure
+        hardware = probe.measure(_request(prompt, model, tuple(known.split(_APART))), world, memory.device)
         self._watch.note(hardware.paces)
         if world.index == 0 and (note := record.write(path, facts, hardware)):
             log.warning("%s", note)
@@ -293,6 +300,12 @@ def _keep(kept: dict[Hashable, T], key: Hashable, value: T) -> None:
     while len(kept) >= _KEPT and key not in kept:
         kept.pop(next(iter(kept)))
     kept[key] = value
+
+
+def _probe_bytes(prompt: Prompt) -> int:
+    """Return the bytes that a probe takes on a device: blocks of two kinds, all that is not in blocks, and tensors."""
+    sizes = prompt.layers(1).sizes
+    return sizes.outside + 2 * max(sizes.blocks, default=0) + with_slack(max(work_bytes(prompt, ParallelLayout())))
 
 
 def _with_memory(hardware: Hardware, mine: int, world: Axis) -> Hardware:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-import torch
 
 from parallel_backend.distributed.mesh import Axis
 from parallel_backend.engine.layout_trial import CALLS
@@ -115,12 +114,32 @@ def test_what_is_tried_leaves_the_measurement_as_it_is(kept, made, tmp_path):
     assert record.read(path, record.facts_of(MODEL.devices.first(1))).hardware == made.hardware
 
 
-def test_ranks_that_ended_while_they_measured_do_not_measure_again(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(choosing.probe, "measure", mock.Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):  # stands for the end of the process
-        Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, torch.device("cpu"))
-    assert Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, torch.device("cpu")) is None
-    assert choosing.probe.measure.call_count == 1
+@pytest.fixture
+def measure(monkeypatch):
+    """Takes the place of a measurement in which the process ends."""
+    measuring = mock.Mock(side_effect=RuntimeError)
+    monkeypatch.setattr("parallel_backend.planner.probe.measure", measuring)
+    return measuring
+
+
+def test_ranks_that_ended_while_they_measured_do_not_measure_again(made, tmp_path, measure):
+    memory = mock.Mock()
+    memory.lacks.return_value = False
+    with pytest.raises(RuntimeError):
+        Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, memory)
+    assert "--again" in str(Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, memory))
+    assert measure.call_count == 1
+
+
+def test_without_room_nothing_is_measured(made, tmp_path, measure):
+    memory = mock.Mock()
+    memory.lacks.side_effect = lambda nbytes, _: nbytes > 10**8
+    for _ in range(2):  # it may have room the next time
+        assert "no room" in str(Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, memory))
+    assert not measure.called
+    memory.lacks.side_effect = lambda nbytes, _: nbytes > 10**10
+    with pytest.raises(RuntimeError):
+        Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, memory)
 
 
 def asked_of(monkeypatch, tmp_path, made, plans):
@@ -152,7 +171,7 @@ def test_auto_refuses_nothing(monkeypatch, tmp_path, made, mode):
     monkeypatch.setattr(Chooser, "_hardware", lambda *_: made.hardware)
     monkeypatch.setattr(choosing, "_said", lambda *_: choosing._Said(reason="it fits nowhere"))
     monkeypatch.setattr(choosing, "of_plan", lambda *_, **__: made.prompt)
-    monkeypatch.setattr(choosing.models, "of", lambda _: None)
+    monkeypatch.setattr("parallel_backend.planner.models.of", lambda _: None)
     components = mock.Mock()
     components.memory.room.most = 1
     plan, given = made.prompt.plan(ParallelLayout()), replace(MODEL, mode=mode)
