@@ -18,6 +18,7 @@ from ..distributed.device_memory import to_cpu
 from ..distributed.mesh import Axis
 from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest, NoRoom
+from ..layout.modes import AUTO
 from ..loading.compiled_blocks import compilations
 from ..loading.components import ComponentCache
 from ..progress import CLIENT, PROGRESS
@@ -205,10 +206,21 @@ class Denoising:
         planned = by_planner(self.planner, plan, self.request, self.components, world)
         if planned is None or planned.layout is None:
             return fit(plan, self.components, message.model, self.agreements, adapt=message.adapt)
+        if message.model.mode == AUTO:
+            return self._fitted(replace(plan, layout=planned.layout))
         self._holds_until = time.monotonic() + planned.holds
         if planned.trial and isinstance(message, Forward) and not message.cache:  # which computes all steps
             self._trial = planned.trial()
         return replace(plan, layout=planned.layout)
+
+    def _fitted(self, plan: DenoisingPlan) -> DenoisingPlan:
+        """Return a plan for roomy devices in a layout that fits, and say if that is another one."""
+        message = self.request.message
+        fitted = fit(plan, self.components, message.model, self.agreements, adapt=message.adapt)
+        if fitted.layout != plan.layout:
+            note = f'the devices have no room for all weights each, so the layout is "{fitted.layout}"'
+            self.request.report(Progress(phase="planning", value=1, total=1, note=note), {})
+        return fitted
 
     def _try_layout(self) -> None:
         """Go on in the layout that is tried next, or in the fastest. Collective over the world."""

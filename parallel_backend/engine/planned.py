@@ -5,22 +5,23 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..checkpoint.checkpoint import HIGH_NOISE, LOW_NOISE, Checkpoint
+from ..checkpoint.checkpoint import HIGH_NOISE, Checkpoint
 from ..denoiser.plan import DenoisingPlan, split_names
 from ..distributed.mesh import Axis
 from ..interfaces.geometry import TIMESTEP, Shapes
 from ..layout.modes import AUTO
 from ..layout.parallel_layout import ParallelLayout
 from ..loading.components import ComponentCache
-from ..loading.load import transformer_bytes
 from ..protocol.messages import Progress
-from ..protocol.model_spec import ModelSpec
+from ..protocol.model_spec import Devices, ModelSpec
 from .layout_trial import LayoutTrial
 from .request import ActiveRequest
 from .validation import is_refused
 
 LEAST_BYTES = 10**9
-"""Bytes of a transformer for which ``auto`` measures the machine. Smaller ones take less time than a measurement."""
+"""Bytes of a transformer's files for which ``auto`` measures the machine. Smaller ones take less time than that."""
+
+_ALONE = "more ranks run than this model has devices, so the layout is the one that is taken without a plan"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Planned:
     """The layout of a request, and the reason in a sentence.
 
     Attributes:
-        layout: None for the one that is taken without a plan.
+        layout: None for the one that is taken without a plan. In ``auto`` it stands for that: see ``automatic_layout``.
         trial: begins to try layouts in a run, if the prediction alone does not tell them apart.
         holds: seconds after which another prompt asks again.
         speeds: relative speed of each rank, by which they share the rows of pictures that a VAE codes from now on;
@@ -61,8 +62,10 @@ def by_planner(
     model = request.message.model
     if not model.mode or planner is None:
         return None
-    if model.mode == AUTO and not _worthwhile(components.checkpoint, world.size):
-        request.report(Progress(phase="planning", value=1, total=1), {})
+    alone = len(model.devices.indices) < world.size
+    if alone or (model.mode == AUTO and not _worthwhile(components.checkpoint, model.devices)):
+        note = _ALONE if alone and model.mode != AUTO else ""
+        request.report(Progress(phase="planning", value=1, total=1, note=note), {})
         return None
     branches, _ = split_names({meta.name: meta.shape for meta in request.metas}, plan.branches)
     latents = {name: (plan.samples[0], *shape) for name, shape in plan.latents[0].items()}
@@ -75,7 +78,8 @@ def by_planner(
     return None if found.layout is not None and is_refused(found.layout, plan.workload()) else found
 
 
-def _worthwhile(checkpoint: Checkpoint, ranks: int) -> bool:
-    """Whether a machine should be measured for a model in which nobody asks for more than the usual."""
-    names = (name for name in (HIGH_NOISE, LOW_NOISE) if name in checkpoint.components)
-    return ranks > 1 and max(transformer_bytes(checkpoint, name) for name in names) >= LEAST_BYTES
+def _worthwhile(checkpoint: Checkpoint, devices: Devices) -> bool:
+    """Whether a machine should be measured for a model for which nobody asks for that."""
+    if len(devices.indices) == 1 or len(devices.host_sizes) > 1:
+        return False
+    return sum(file.stat().st_size for file in checkpoint.stored(HIGH_NOISE).files) >= LEAST_BYTES

@@ -48,9 +48,11 @@ _KINDS = 16
 T = TypeVar("T")
 
 
+_WHY = "-"
+"""What a refusal to measure begins with among the ranks."""
 _ENDED = (
-    "measuring this machine did not end before, so the layout is the one that is taken without a plan; "
-    "`python -m parallel_backend plan --again` measures it"
+    "measuring this machine did not end, so the layout is the one that is taken without a plan, for a day or until {} "
+    "is removed"
 )
 _NO_ROOM = "a device has no room to be measured for this size, so the layout is the one that is taken without a plan"
 
@@ -125,16 +127,23 @@ class Chooser:
         """
         sizes = str([dict(each) for each in plan.latents])
         asked = model.identity, model.stamp, model.mode, model.compile
-        key: Hashable = (*asked, components.dtype, sizes, plan.samples, plan.guided, steps)
+        tokens = tuple(-(-sum(extent.streams.values()) // record.TEXT) for extent in plan.extents)
+        key: Hashable = (*asked, components.dtype, sizes, tokens, plan.samples, plan.guided, steps)
         with PROGRESS.phase("planning"):
             known = self._plans.get(key)
             if known is None or (adapt and not known.adapted):
-                made = self._plan(plan, model, components, shapes, world, steps, adapt)
-                _keep(self._plans, key, made)
-                log.info("planned: %s", made.reason)
-            self._plans[key] = made = self._plans.pop(key)  # the last one to leave
-            if not made.layouts:
-                return Planned(layout=None, reason=made.reason)
+                known = self._plan(plan, model, components, shapes, world, steps, adapt)
+                log.info("planned: %s", known.reason)
+            if known.reason == _NO_ROOM:  # there may be some the next time
+                return Planned(layout=None, reason=known.reason)
+            self._plans.pop(key, None)  # the last one to leave
+            _keep(self._plans, key, known)
+            if not known.layouts:
+                return Planned(layout=None, reason=known.reason)
+            if model.mode == AUTO:  # which never asks again
+                speeds = shares_of_rows(known.hardware, world.size).balance
+                return Planned(layout=known.layouts[0], reason=known.reason, speeds=speeds)
+            made = known
             key, made = self._as_now((key, made.adapted), made, model, world, components.device, asker)
         found = self._tried(key, made, plan, model, world)
         return replace(found, holds=EVERY, speeds=shares_of_rows(made.hardware, world.size).balance)
@@ -162,14 +171,14 @@ class Chooser:
         room = components.memory.room
         measured = self._hardware(prompt, model, world, components.memory)
         if isinstance(measured, str):
-            return _Made(prompt=prompt, reason=measured, adapted=measured == _ENDED)
-        hardware = _with_memory(measured, room.most if adapt else room.limit, world)
-        try:
+            return _Made(prompt=prompt, reason=measured)
+        if model.mode != AUTO:
+            hardware = _with_memory(measured, room.most if adapt else room.limit, world)
             return replace(_agreed(prompt, hardware, model, world), adapted=adapt)
+        try:  # for roomy devices: see ``automatic_layout``
+            return _agreed(prompt, _with_memory(measured, room.limit, world), model, world, whole=True)
         except InvalidRequest:
-            if model.mode != AUTO:  # without a plan, it may fit
-                raise
-            return _Made(prompt=prompt, reason="", adapted=adapt)
+            return _Made(prompt=prompt, reason="")
 
     def _as_now(
         self, key: Hashable, made: _Made, model: ModelSpec, world: Axis, device: torch.device, asker: Hashable
@@ -223,13 +232,15 @@ class Chooser:
             found = record.read(path, facts)
             if found.hardware:
                 mine = text(found.hardware).decode()
-            elif not found.begun:
+            elif found.begun:
+                mine = _WHY + _ENDED.format(path)
+            else:
                 if found.note:
                     log.warning("%s: it is measured again", found.note)
                 mine = _APART.join(facts.devices)
         known = gather_texts(mine, world)[0]
-        if not known:
-            return _ENDED
+        if known.startswith(_WHY):
+            return known.removeprefix(_WHY)
         if known.startswith("{"):
             return parse(known.encode(), "the measurement of this machine")
         if not all_true(not memory.lacks(_probe_bytes(prompt), world.size), world):
@@ -341,6 +352,11 @@ def _said(prompt: Prompt, hardware: Hardware, model: ModelSpec, whole: bool) -> 
         made = planned(prompt, hardware, mode=model.mode, whole=whole)
     except InvalidRequest as refusal:
         return _Said(reason=str(refusal))
+    except Exception:
+        if model.mode != AUTO:
+            raise
+        log.exception("a layout cannot be predicted")  # nobody asked for that, and other ranks wait for this one
+        return _Said(reason="")
     # Compiling for another layout takes longer than it saves.
     tries = model.mode in (FASTEST, APPROXIMATE) and model.compile == "off"
     others = rivals(made) if tries else ()

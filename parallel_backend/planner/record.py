@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,10 @@ from .hardware.description import MAX_FILE, Hardware
 from .request import Prompt
 
 _FORM = 5
+TEXT = 256
+"""Tokens up to a multiple of which texts count as equally long."""
+_BEGUN = 86400.0
+"""Seconds for which a measurement that has begun and not ended is not begun again."""
 _CACHES = "XDG_CACHE_HOME"
 
 
@@ -79,17 +84,25 @@ def file_of(devices: Devices, prompt: Prompt, folder: Path) -> Path:
     named: Mapping[str, Any] = {
         "kind": devices.kind, "indices": devices.indices, "hosts": devices.hosts, "collectives": devices.collectives,
         "class": prompt.model.class_name, "config": {name: str(value) for name, value in prompt.model.config.items()},
-        "shapes": prompt.shapes, "dtype": str(prompt.dtype),
+        "shapes": {name: _rounded(prompt, name) for name in prompt.shapes}, "dtype": str(prompt.dtype),
     }  # fmt: skip
     digest = hashlib.sha256(msgspec.json.encode(named, order="sorted")).hexdigest()
     return folder / f"{digest[:32]}.json"
+
+
+def _rounded(prompt: Prompt, name: str) -> tuple[int, ...]:
+    """Return the shape of an input. Texts of about the same length are measured once."""
+    shape = tuple(prompt.shapes[name])
+    if name in prompt.family.latents or len(shape) < 2:
+        return shape
+    return shape[0], -(-shape[1] // TEXT) * TEXT, *shape[2:]
 
 
 def read(path: Path, facts: Facts) -> Found:
     """Return what a file holds, if it holds for these facts."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE + 1)
+            data, written = file.read(MAX_FILE + 1), os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
         return Found(hardware=None)
     except OSError as error:
@@ -105,7 +118,8 @@ def read(path: Path, facts: Facts) -> Found:
     if note := _difference(record.facts, facts):
         return Found(hardware=None, note=f"this machine was measured with {note}")
     if record.hardware is None:
-        return Found(hardware=None, note="measuring this machine did not end", begun=True)
+        begun = 0 <= time.time() - written < _BEGUN
+        return Found(hardware=None, note="measuring this machine did not end", begun=begun)
     return Found(hardware=record.hardware, tried=record.tried)
 
 
@@ -135,7 +149,8 @@ def facts_of(devices: Devices) -> Facts:
     if devices.kind == "cpu":
         names = (f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",) * len(devices.indices)
         return Facts(version=version(), torch=str(torch.__version__), driver=platform.release(), devices=names)
-    names = tuple(torch.cuda.get_device_name(index) for index in devices.indices)
+    here = torch.cuda.device_count()  # another host may have more
+    names = tuple(torch.cuda.get_device_name(each) if each < here else f"GPU {each}" for each in devices.indices)
     return Facts(version=version(), torch=str(torch.__version__), driver=_driver(), devices=names)
 
 

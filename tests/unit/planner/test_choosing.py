@@ -1,5 +1,6 @@
 """Layouts to try: what earlier processes found, what ended them, and what is kept on disk."""
 
+import math
 from dataclasses import replace
 from unittest import mock
 
@@ -10,6 +11,7 @@ from parallel_backend.engine.layout_trial import CALLS
 from parallel_backend.engine.planned import Planned
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.loading.room import Room
 from parallel_backend.planner import choosing, record
 from parallel_backend.planner.choosing import Chooser
 from parallel_backend.planner.hardware import shipped
@@ -127,7 +129,7 @@ def test_ranks_that_ended_while_they_measured_do_not_measure_again(made, tmp_pat
     memory.lacks.return_value = False
     with pytest.raises(RuntimeError):
         Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, memory)
-    assert "--again" in str(Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, memory))
+    assert "is removed" in str(Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, memory))
     assert measure.call_count == 1
 
 
@@ -166,20 +168,51 @@ def test_what_nobody_can_measure_is_left_to_the_rule(monkeypatch, tmp_path, made
     assert ask() == Planned(layout=None, reason="why")
 
 
-@pytest.mark.parametrize("mode", ["auto", "fastest"])
-def test_auto_refuses_nothing(monkeypatch, tmp_path, made, mode):
-    monkeypatch.setattr(Chooser, "_hardware", lambda *_: made.hardware)
-    monkeypatch.setattr(choosing, "_said", lambda *_: choosing._Said(reason="it fits nowhere"))
-    monkeypatch.setattr(choosing, "of_plan", lambda *_, **__: made.prompt)
-    monkeypatch.setattr("parallel_backend.planner.models.of", lambda _: None)
-    components = mock.Mock()
-    components.memory.room.most = 1
-    plan, given = made.prompt.plan(ParallelLayout()), replace(MODEL, mode=mode)
-    if mode == "auto":
-        assert Chooser(tmp_path)(plan, given, components, {}, ALONE).layout is None
-        return
-    with pytest.raises(InvalidRequest, match="nowhere"):
-        Chooser(tmp_path)(plan, given, components, {}, ALONE)
+@pytest.fixture
+def planning(monkeypatch, tmp_path, made):
+    """Plan for devices that other programs fill, on a machine with fast links."""
+
+    def planning(mode, **given):
+        measured = replace(shipped.machine("8xH100").first(2), paces=())
+        monkeypatch.setattr(Chooser, "_hardware", lambda *_: measured)
+        monkeypatch.setattr(Chooser, "_as_now", lambda _, key, made, *__: (key, made))
+        monkeypatch.setattr(choosing, "of_plan", lambda *_, **__: made.prompt)
+        monkeypatch.setattr("parallel_backend.planner.models.of", lambda _: None)
+        monkeypatch.setattr(choosing, "gather_numbers", lambda mine, _: [tuple(mine)] * 2)
+        components = mock.Mock()
+        components.memory.room = Room(free=1, freeable=0, total=10**11, limit=10**11)
+        plan = made.prompt.plan(ParallelLayout())
+        return Chooser(tmp_path)(plan, replace(MODEL, mode=mode), components, {}, ALONE, **given)
+
+    return planning
+
+
+def test_auto_plans_for_roomy_devices_and_tries_nothing(planning):
+    found = planning("auto")
+    assert found.layout is not None
+    assert not found.layout.splits_weights
+    assert (found.trial, found.holds) == (None, math.inf)
+
+
+def test_other_modes_plan_for_the_memory_that_there_is(planning):
+    with pytest.raises(InvalidRequest, match="in no layout"):
+        planning("fastest")
+    assert planning("fastest", adapt=False).layout is not None
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("it fits nowhere"), RuntimeError("a mistake of the planner's")])
+def test_auto_refuses_nothing(monkeypatch, planning, error):
+    monkeypatch.setattr(choosing, "planned", mock.Mock(side_effect=error))
+    assert planning("auto").layout is None
+    with pytest.raises(type(error)):
+        planning("fastest")
+
+
+def test_what_has_no_room_to_be_measured_is_asked_for_again(monkeypatch, tmp_path, made):
+    no_room = choosing._Made(prompt=made.prompt, reason=choosing._NO_ROOM)
+    ask, planning = asked_of(monkeypatch, tmp_path, made, [no_room, replace(made, layouts=(A,))])
+    assert [ask(adapt=False).layout for _ in range(3)] == [None, A, A]
+    assert planning.call_count == 2
 
 
 def test_few_kinds_of_work_are_kept(kept):

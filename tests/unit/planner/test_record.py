@@ -1,5 +1,6 @@
 """Records of measurements: kept, found again, and not believed if anything has changed."""
 
+import os
 from dataclasses import replace as replaced
 
 import msgspec
@@ -33,6 +34,8 @@ def test_a_measurement_that_has_begun_is_none(kept):
     found = record.read(kept, FACTS)
     assert found.begun
     assert (found.hardware, found.note) == (None, "measuring this machine did not end")
+    os.utime(kept, (0, 0))
+    assert not record.read(kept, FACTS).begun, "long ago"
 
 
 def test_a_record_is_private(kept):
@@ -95,3 +98,15 @@ def test_devices_model_and_size_have_files_of_their_own(tmp_path):
     }
     assert len(files) == 4
     assert record.file_of(CPU, prompt(find("flux"), "512x512", steps=3), tmp_path) in files
+
+
+def test_texts_of_about_one_length_are_measured_once(tmp_path):
+    asked = prompt(find("flux"), "512x512")
+
+    def file(tokens):
+        other = replaced(asked, steps=2)
+        other.__dict__["shapes"] = asked.shapes | {"encoder_hidden_states": (1, tokens, 4096)}
+        return record.file_of(CPU, other, tmp_path)
+
+    assert file(257) == file(512) == record.file_of(CPU, asked, tmp_path)
+    assert file(256) != file(257)
