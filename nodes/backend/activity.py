@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...parallel_backend.errors import BackendError
+from ...parallel_backend.protocol.model_spec import ModelSpec
 from ...parallel_backend.protocol.origin import MAX_NAME, Origin
 
 HISTORY = 60
@@ -68,7 +69,7 @@ class Activity:
         self._clock, self._lock = clock, threading.Lock()
         self._steps, self._at = Steps(), 0.0
         self._trouble: Trouble | None = None
-        self._reason = ""
+        self._planned, self._reasons = "", dict[str, str]()
 
     @property
     def steps(self) -> Steps:
@@ -86,12 +87,17 @@ class Activity:
     def reason(self) -> str:
         """Why the last sampling has its layout, in a sentence; "" if no plan chose it."""
         with self._lock:
-            return self._reason
+            return self._reasons.get(self._planned, "") if self._planned else ""
+
+    def planning(self, model: ModelSpec) -> None:
+        """Note which model a sampling has. What has been planned for it holds until there is another plan."""
+        with self._lock:
+            self._planned = model.path if model.mode and not model.layout else ""
 
     def planned(self, reason: str) -> None:
-        """Note why a sampling has its layout."""
+        """Note why the sampling has its layout."""
         with self._lock:
-            self._reason = reason
+            self._reasons[self._planned] = reason
 
     def progressed(self, origin: Origin | None, done: float, total: float) -> None:
         """Note how many steps are done. The time since the last one counts if the same node goes on."""

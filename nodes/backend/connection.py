@@ -18,6 +18,7 @@ from ...parallel_backend.client.retry import RetriedRequest
 from ...parallel_backend.errors import BackendError, Cancelled, OutOfMemory
 from ...parallel_backend.families.registry import FAMILIES
 from ...parallel_backend.layout.choice import auto, sharing
+from ...parallel_backend.layout.modes import AUTO
 from ...parallel_backend.layout.parallel_layout import ParallelLayout
 from ...parallel_backend.protocol.messages import (
     Decode,
@@ -115,7 +116,20 @@ class Handle:
             statuses = current().client.status().ranks[:ranks]
         except BackendError:
             return False
+        if statuses and self._planned:  # a plan may leave some idle
+            ranks = min(ranks, self._planned_ranks(statuses[0]))
+            statuses = statuses[:ranks]
         return len(statuses) == ranks and all(self._held_by(rank).issuperset(components) for rank in statuses)
+
+    @property
+    def _planned(self) -> bool:
+        """Whether a plan chooses among all layouts. In ``auto``, it chooses among those of whole weights."""
+        return self.current.mode not in ("", AUTO)
+
+    def _planned_ranks(self, first: RankStatus) -> int:
+        """Return the number of ranks of the layout that is loaded, or of all if none is."""
+        layouts = (model.layout for model in first.models if self._usable(model))
+        return max((layout.ranks for layout in layouts if layout), default=self.ranks)
 
     def _held_by(self, rank: RankStatus) -> set[str]:
         """Return this model's components that a rank holds."""
@@ -126,12 +140,14 @@ class Handle:
         spec = self.current
         if (model.path, model.stamp) != (spec.path, spec.stamp) or spec.dtype not in ("auto", model.dtype):
             return set()
+        if self._planned:  # in whatever layout
+            return set(model.parts)
         wanted = [spec.layout.cut] if spec.layout else self._automatic_layouts()
         split = any(layout.splits_weights for layout in (wanted[0], model.layout) if layout)
         return set(model.parts) - ({HIGH_NOISE, LOW_NOISE} if split and model.layout not in wanted else set())
 
     def _automatic_layouts(self) -> list[ParallelLayout]:
-        """Return the layouts that ``auto`` may choose. The first keeps the weights whole."""
+        """Return the layouts that ``auto`` may choose, but for others of whole weights. The first is such a one."""
         rows = {0.0, self._rows}  # a few frames may be shared unevenly
         hosts = self.current.devices.host_sizes
         roomy = [auto(hosts, branches=branches, rows=each) for each in rows for branches in (1, 2)]
@@ -230,7 +246,8 @@ class Handle:
         """Return ranks, layout and state as one line."""
         spec = self.current
         kind = "GPU" if spec.devices.kind == "cuda" else "CPU"
-        layout = f"layout {spec.layout}" if spec.layout else f"layout auto (guided: {self.layout(2)})"
+        rule = f"layout auto (guided, without a plan: {self.layout(2)})"
+        layout = f"layout {spec.layout}" if spec.layout else f"layout by mode {spec.mode}" if self._planned else rule
         if spec.layout and spec.layout.approximate:
             elsewhere = "one stage at a time" if spec.layout.pipe > 1 else "without it"
             approximation = spec.layout.approximation

@@ -56,8 +56,8 @@ def shown_progress(
                 said.add(progress.note)
                 logging.warning("Parallel DiT: %s", progress.note)
             if progress.phase in WAIT_TEXTS:
-                loaded = progress.phase == "loading" and progress.value
-                show(phase if loaded else WAIT_TEXTS[progress.phase] + note)
+                ended = progress.phase in ("loading", PLANNING) and progress.value
+                show((phase if ended else WAIT_TEXTS[progress.phase]) + note)
             return
         show(f"{phase} {progress.value}/{progress.total}{left(progress.value, progress.total)}{note}")
         # On an interrupt the call ends by itself; ComfyUI's progress bar would raise in the middle of it.

@@ -29,8 +29,9 @@ _UNLIKE = 1.1
 
 
 def fit(
-    plan: DenoisingPlan, components: ComponentCache, model: ModelSpec, agreements: Agreements, *, adapt: bool
-) -> DenoisingPlan:
+    plan: DenoisingPlan, components: ComponentCache, model: ModelSpec, agreements: Agreements, *, adapt: bool,
+    roomy: ParallelLayout | None = None,
+) -> DenoisingPlan:  # fmt: skip
     """Return the plan in a layout whose weights fit on the devices, if there is one. Collective over the world.
 
     Layouts with whole weights come first. If none fits, the plan keeps its layout, and blocks stream.
@@ -44,21 +45,27 @@ def fit(
         model: as the request names it.
         agreements: of all ranks.
         adapt: whether to look for another layout if none is chosen yet.
+        roomy: the layout of whole weights to take where they fit, if not the plan's.
     """
+    roomy = roomy or plan.layout
     work = _work(plan, components.checkpoint, components.dtype)
     key = LayoutKey(model=model.identity, stamp=model.stamp, dtype=components.dtype, layout=plan.layout)
     chosen = agreements.layouts.get(key)
     if chosen is None or (adapt and work > chosen.work):
         if not adapt:
-            return plan
+            return replace(plan, layout=roomy)
         rooms = claims_of_all(agreements.world, components.memory.claim(0))
-        chosen = ChosenLayout(work=work, layout=choose(plan, components.checkpoint, components.dtype, rooms))
+        layout = choose(replace(plan, layout=roomy), components.checkpoint, components.dtype, rooms)
+        if layout != roomy != plan.layout:  # which other sizes have, too
+            layout = choose(plan, components.checkpoint, components.dtype, rooms)
+        chosen = ChosenLayout(work=work, layout=layout)
     else:
         latest = agreements.latest_layout(key)
         if latest and _takes_over(replace(plan, layout=latest.layout), components, chosen, latest):
             chosen = ChosenLayout(work=work, layout=latest.layout)
     agreements.use_layout(key, chosen)
-    return replace(plan, layout=chosen.layout)
+    whole = not chosen.layout.splits_weights
+    return replace(plan, layout=roomy if whole else chosen.layout)
 
 
 def _takes_over(plan: DenoisingPlan, components: ComponentCache, chosen: ChosenLayout, latest: ChosenLayout) -> bool:

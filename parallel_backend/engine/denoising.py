@@ -19,6 +19,7 @@ from ..distributed.mesh import Axis
 from ..distributed.mesh_cache import MeshCache
 from ..errors import InvalidRequest, NoRoom
 from ..layout.modes import AUTO
+from ..layout.parallel_layout import ParallelLayout
 from ..loading.compiled_blocks import compilations
 from ..loading.components import ComponentCache
 from ..progress import CLIENT, PROGRESS
@@ -207,17 +208,17 @@ class Denoising:
         if planned is None or planned.layout is None:
             return fit(plan, self.components, message.model, self.agreements, adapt=message.adapt)
         if message.model.mode == AUTO:
-            return self._fitted(replace(plan, layout=planned.layout))
+            return self._fitted(plan, planned.layout)
         self._holds_until = time.monotonic() + planned.holds
         if planned.trial and isinstance(message, Forward) and not message.cache:  # which computes all steps
             self._trial = planned.trial()
         return replace(plan, layout=planned.layout)
 
-    def _fitted(self, plan: DenoisingPlan) -> DenoisingPlan:
-        """Return a plan for roomy devices in a layout that fits, and say if that is another one."""
+    def _fitted(self, plan: DenoisingPlan, roomy: ParallelLayout) -> DenoisingPlan:
+        """Return the plan in a layout of whole weights or in one that fits, and say so then."""
         message = self.request.message
-        fitted = fit(plan, self.components, message.model, self.agreements, adapt=message.adapt)
-        if fitted.layout != plan.layout:
+        fitted = fit(plan, self.components, message.model, self.agreements, adapt=message.adapt, roomy=roomy)
+        if fitted.layout != roomy:
             note = f'the devices have no room for all weights each, so the layout is "{fitted.layout}"'
             self.request.report(Progress(phase="planning", value=1, total=1, note=note), {})
         return fitted

@@ -198,7 +198,8 @@ class Engine:
         """Ask the planner, and note how fast it thinks the ranks are."""
         assert self.planner
         found = self.planner(*asked)
-        self._speeds = found.speeds
+        if found.layout is not None:
+            self._speeds = found.speeds
         return found
 
     def _encode_text(self, request: ActiveRequest[EncodeText]) -> Tensors:

@@ -62,10 +62,10 @@ def by_planner(
     model = request.message.model
     if not model.mode or planner is None:
         return None
-    alone = len(model.devices.indices) < world.size
-    if alone or (model.mode == AUTO and not _worthwhile(components.checkpoint, model.devices)):
-        note = _ALONE if alone and model.mode != AUTO else ""
-        request.report(Progress(phase="planning", value=1, total=1, note=note), {})
+    if model.mode == AUTO and not _worthwhile(components.checkpoint, model.devices):
+        return None
+    if len(model.devices.indices) < world.size:
+        request.report(Progress(phase="planning", value=1, total=1, note=_ALONE), {})
         return None
     branches, _ = split_names({meta.name: meta.shape for meta in request.metas}, plan.branches)
     latents = {name: (plan.samples[0], *shape) for name, shape in plan.latents[0].items()}
@@ -74,8 +74,10 @@ def by_planner(
     steps = next((meta.shape[0] - 1 for meta in request.metas if meta.name == "sigmas"), None)
     message = request.message
     found = planner(plan, model, components, shapes, world, message.origin, steps, message.adapt)
-    request.report(Progress(phase="planning", value=1, total=1, note=found.reason), {})
-    return None if found.layout is not None and is_refused(found.layout, plan.workload()) else found
+    refused = found.layout is not None and is_refused(found.layout, plan.workload())
+    note = f'what is planned ("{found.layout}") does not work for this request' if refused else found.reason
+    request.report(Progress(phase="planning", value=1, total=1, note=note), {})
+    return None if refused else found
 
 
 def _worthwhile(checkpoint: Checkpoint, devices: Devices) -> bool:

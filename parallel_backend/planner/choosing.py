@@ -134,7 +134,7 @@ class Chooser:
             if known is None or (adapt and not known.adapted):
                 known = self._plan(plan, model, components, shapes, world, steps, adapt)
                 log.info("planned: %s", known.reason)
-            if known.reason == _NO_ROOM:  # there may be some the next time
+            if known.measured is None:  # the next time it may work
                 return Planned(layout=None, reason=known.reason)
             self._plans.pop(key, None)  # the last one to leave
             _keep(self._plans, key, known)
@@ -178,7 +178,7 @@ class Chooser:
         try:  # for roomy devices: see ``automatic_layout``
             return _agreed(prompt, _with_memory(measured, room.limit, world), model, world, whole=True)
         except InvalidRequest:
-            return _Made(prompt=prompt, reason="")
+            return _Made(prompt=prompt, reason="", measured=measured)
 
     def _as_now(
         self, key: Hashable, made: _Made, model: ModelSpec, world: Axis, device: torch.device, asker: Hashable
@@ -244,9 +244,11 @@ class Chooser:
         if known.startswith("{"):
             return parse(known.encode(), "the measurement of this machine")
         if not all_true(not memory.lacks(_probe_bytes(prompt), world.size), world):
-            return _NO_ROOM
-        if world.index == 0:
-            record.write(path, facts, None)  # if the ranks end now, the next ones do not measure
+            return "" if model.mode == AUTO else _NO_ROOM
+        # If the ranks end now, the next ones do not measure.
+        unkept = record.write(path, facts, None) if world.index == 0 else ""
+        if model.mode == AUTO and not all_true(not unkept, world):
+            return ""
         hardware = probe.measure(_request(prompt, model, tuple(known.split(_APART))), world, memory.device)
         self._watch.note(hardware.paces)
         if world.index == 0 and (note := record.write(path, facts, hardware)):
@@ -349,13 +351,15 @@ def _agreed(prompt: Prompt, hardware: Hardware, model: ModelSpec, world: Axis, *
 def _said(prompt: Prompt, hardware: Hardware, model: ModelSpec, whole: bool) -> _Said:
     """Plan a request on rank 0."""
     try:
-        made = planned(prompt, hardware, mode=model.mode, whole=whole)
+        made = planned(prompt, hardware, mode=model.mode, whole=whole, all_ranks=model.mode == AUTO)
     except InvalidRequest as refusal:
         return _Said(reason=str(refusal))
     except Exception:
         if model.mode != AUTO:
             raise
         log.exception("a layout cannot be predicted")  # nobody asked for that, and other ranks wait for this one
+        return _Said(reason="")
+    if model.mode == AUTO and not made.chosen.room.whole:
         return _Said(reason="")
     # Compiling for another layout takes longer than it saves.
     tries = model.mode in (FASTEST, APPROXIMATE) and model.compile == "off"

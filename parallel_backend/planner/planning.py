@@ -47,11 +47,12 @@ class Plan:
     reason: str
 
 
-def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO, whole: bool = False) -> Plan:
+def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO, whole: bool = False, all_ranks: bool = False) -> Plan:
     """Predict every layout for a prompt on a machine, and choose one.
 
     Args:
         whole: whether to leave out layouts that split weights, and approximate ones.
+        all_ranks: whether to leave out layouts of fewer ranks than the rule's.
 
     Raises:
         InvalidRequest: the mode is none, or the prompt fits in no layout. The message names what would work.
@@ -60,7 +61,8 @@ def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO, whole: bool = 
         raise InvalidRequest(f"mode {mode!r} does not exist; choose one of {', '.join(MODES)}")
     rule = rule_prediction(prompt, hardware)
     approximate = mode == APPROXIMATE and prompt.loop and not whole  # single calls are exact, and no faster
-    every = layouts(prompt, hardware, approximate=approximate)
+    least = rule.layout.ranks if all_ranks else 1
+    every = [each for each in layouts(prompt, hardware, approximate=approximate) if each.ranks >= least]
     found = [predict(prompt, layout, hardware) for layout in every if not (whole and layout.splits_weights)]
     key = _order(mode, found)
     ordered = sorted(found, key=lambda each: (not each.room.fits, key(each), each.layout.ranks))

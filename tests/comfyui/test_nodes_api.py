@@ -205,7 +205,7 @@ def test_previews_progress_and_the_text_on_the_loader(client: ComfyClient) -> No
         kinds = {struct.unpack(">I", event.data[:4])[0] for event in binary}
         assert kinds & {1, 4}, "no preview image came"
         assert [event.data["value"] for event in events.of_kind("progress") if event.data["node"] == "5"] == [1, 2, 3]
-        assert all(state.startswith("2 CPU ranks, layout auto (guided: cfg=2): ") for state in states)
+        assert all(state.startswith("2 CPU ranks, layout auto (guided, without a plan: cfg=2): ") for state in states)
         assert any(": sampling" in state for state in states)
         assert states[-1].endswith(": ready")
 

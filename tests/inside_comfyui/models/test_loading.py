@@ -171,7 +171,7 @@ def test_unusable_folders_are_refused(models: Path, load: Callable[..., Loaded],
 def test_loader_shows_ranks_layout_and_state(models: Path, load: Callable[..., Loaded]) -> None:
     node = loader_node()
     assert node.execute("tiny", "fp32", "0,1,2").ui == {
-        "text": ("3 CPU ranks, layout auto (guided: ulysses=3): weights load at first use",)
+        "text": ("3 CPU ranks, layout auto (guided, without a plan: ulysses=3): weights load at first use",)
     }
     assert node.execute("tiny", "fp32", "0,1", ParallelLayout(cfg=2)).ui == {
         "text": ("2 CPU ranks, layout cfg=2: weights load at first use",)

@@ -1,10 +1,13 @@
 """The times of steps, and the last trouble."""
 
+from dataclasses import replace
+
 import pytest
 from any_folder_name.nodes.backend import noted_steps, session
 from any_folder_name.nodes.backend.activity import HISTORY, Activity, named
 from any_folder_name.nodes.backend.progress_text import duration, shown_progress
 from any_folder_name.parallel_backend.errors import OutOfMemory
+from any_folder_name.parallel_backend.layout.parallel_layout import ParallelLayout
 from any_folder_name.parallel_backend.protocol.messages import Forward, Progress
 from any_folder_name.parallel_backend.protocol.model_spec import Devices, ModelSpec
 from any_folder_name.parallel_backend.protocol.origin import MAX_NAME, Origin
@@ -94,10 +97,11 @@ def test_times_are_said_as_they_are_read() -> None:
 
 
 @pytest.mark.usefixtures("_session")
-def test_the_reason_of_a_plan_is_kept_until_a_sampling_without_one() -> None:
-    planned, explicit = (
-        Forward(model=ModelSpec(path="/m", devices=Devices(kind="cpu", indices=(0,)), mode=mode), branches=1)
-        for mode in ("fastest", "")
+def test_the_reason_of_a_plan_is_that_of_the_model_that_samples() -> None:
+    spec = ModelSpec(path="/m", devices=Devices(kind="cpu", indices=(0,)), mode="auto")
+    planned, explicit, another, fitted = (
+        Forward(model=replace(spec, **change), branches=1)
+        for change in ({}, {"mode": ""}, {"path": "/other"}, {"layout": ParallelLayout()})
     )
     noted, passed = session.current().part(Activity), list[str]()
     shown = noted_steps.noted_plan(planned, lambda progress, _: passed.append(progress.phase))
@@ -108,6 +112,9 @@ def test_the_reason_of_a_plan_is_kept_until_a_sampling_without_one() -> None:
     assert noted.reason == "two GPUs: 1.9 times as fast"
     noted_steps.noted_plan(planned, shown)
     assert noted.reason == "two GPUs: 1.9 times as fast"
-    noted_steps.noted_plan(explicit, shown)
-    assert noted.reason == ""
+    for other in (explicit, another, fitted):
+        noted_steps.noted_plan(other, shown)
+        assert noted.reason == ""
+        noted_steps.noted_plan(planned, shown)
+        assert noted.reason == "two GPUs: 1.9 times as fast"
     assert passed == ["planning", "planning", "loading"]

@@ -163,24 +163,30 @@ def test_without_memory_that_others_may_give_back_a_plan_is_made_again(monkeypat
     assert planning.call_count == 2
 
 
-def test_what_nobody_can_measure_is_left_to_the_rule(monkeypatch, tmp_path, made):
-    ask, _ = asked_of(monkeypatch, tmp_path, made, [choosing._Made(prompt=made.prompt, reason="why")])
-    assert ask() == Planned(layout=None, reason="why")
+def test_what_nobody_can_measure_is_left_to_the_rule_and_asked_for_again(monkeypatch, tmp_path, made):
+    unknown = choosing._Made(prompt=made.prompt, reason="why")
+    ask, planning = asked_of(monkeypatch, tmp_path, made, [unknown, replace(made, layouts=(A,))])
+    assert ask(adapt=False) == Planned(layout=None, reason="why")
+    assert [ask(adapt=False).layout for _ in range(2)] == [A, A]
+    assert planning.call_count == 2
 
 
 @pytest.fixture
 def planning(monkeypatch, tmp_path, made):
-    """Plan for devices that other programs fill, on a machine with fast links."""
+    """Plan for devices that other programs fill, on a machine with fast links or slow ones."""
 
-    def planning(mode, **given):
-        measured = replace(shipped.machine("8xH100").first(2), paces=())
+    def planning(mode, *, total=10**11, slow=False, **given):
+        measured = shipped.machine("8xH100").first(2)
+        measured = replace(
+            measured, links=tuple(replace(each, bandwidth=1e6) for each in measured.links if slow) or measured.links
+        )
         monkeypatch.setattr(Chooser, "_hardware", lambda *_: measured)
         monkeypatch.setattr(Chooser, "_as_now", lambda _, key, made, *__: (key, made))
         monkeypatch.setattr(choosing, "of_plan", lambda *_, **__: made.prompt)
         monkeypatch.setattr("parallel_backend.planner.models.of", lambda _: None)
         monkeypatch.setattr(choosing, "gather_numbers", lambda mine, _: [tuple(mine)] * 2)
         components = mock.Mock()
-        components.memory.room = Room(free=1, freeable=0, total=10**11, limit=10**11)
+        components.memory.room = Room(free=1, freeable=0, total=total, limit=total)
         plan = made.prompt.plan(ParallelLayout())
         return Chooser(tmp_path)(plan, replace(MODEL, mode=mode), components, {}, ALONE, **given)
 
@@ -192,6 +198,12 @@ def test_auto_plans_for_roomy_devices_and_tries_nothing(planning):
     assert found.layout is not None
     assert not found.layout.splits_weights
     assert (found.trial, found.holds) == (None, math.inf)
+
+
+def test_auto_leaves_no_device_idle_and_streams_nothing(planning):
+    assert planning("fastest", slow=True, adapt=False).layout.ranks == 1
+    assert planning("auto", slow=True).layout.ranks == 2
+    assert planning("auto", total=10**9).layout is None
 
 
 def test_other_modes_plan_for_the_memory_that_there_is(planning):
@@ -206,13 +218,6 @@ def test_auto_refuses_nothing(monkeypatch, planning, error):
     assert planning("auto").layout is None
     with pytest.raises(type(error)):
         planning("fastest")
-
-
-def test_what_has_no_room_to_be_measured_is_asked_for_again(monkeypatch, tmp_path, made):
-    no_room = choosing._Made(prompt=made.prompt, reason=choosing._NO_ROOM)
-    ask, planning = asked_of(monkeypatch, tmp_path, made, [no_room, replace(made, layouts=(A,))])
-    assert [ask(adapt=False).layout for _ in range(3)] == [None, A, A]
-    assert planning.call_count == 2
 
 
 def test_few_kinds_of_work_are_kept(kept):
