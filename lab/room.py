@@ -42,9 +42,9 @@ _INTRODUCTION = """\
 # What fits on two cards
 
 The backend decides before it loads anything, from a file's header and the request's size. This page has what it \
-decides for published files on two cards without a layout. `python -m lab room --write` makes it, with the same code, \
-from files that have the published shapes and no numbers. A card of 24 GB has 25.8 billion bytes, of which \
-{taken:.1f} are the driver's. The machine has {host:.0f} GB free.
+decides for published files on two cards by the rule, without a layout and a plan. `python -m lab room --write` makes \
+it, with the same code, from files that have the published shapes and no numbers. A card of 24 GB has 25.8 billion \
+bytes, of which {taken:.1f} are the driver's. The machine has {host:.0f} GB free.
 
 - **whole**: each card holds all weights, and the tokens are split (`ulysses=2`).
 - **shared**: the cards share the weights, which travel block by block (`ulysses=2 shard_weights`).
