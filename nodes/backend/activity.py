@@ -69,7 +69,8 @@ class Activity:
         self._clock, self._lock = clock, threading.Lock()
         self._steps, self._at = Steps(), 0.0
         self._trouble: Trouble | None = None
-        self._planned, self._reasons = "", dict[str, str]()
+        self._reasons: dict[ModelSpec | None, str] = {}
+        self._planned: ModelSpec | None = None
 
     @property
     def steps(self) -> Steps:
@@ -92,7 +93,7 @@ class Activity:
     def planning(self, model: ModelSpec) -> None:
         """Note which model a sampling has. What has been planned for it holds until there is another plan."""
         with self._lock:
-            self._planned = model.path if model.mode and not model.layout else ""
+            self._planned = model if model.mode and not model.layout else None
 
     def planned(self, reason: str) -> None:
         """Note why the sampling has its layout."""

@@ -110,13 +110,14 @@ class Handle:
     def holds(self, components: Collection[str], *, ranks: int) -> bool:
         """Whether each of the first ``ranks`` ranks holds these components. The status is at most a second old.
 
-        Weights from other files under the same path, or cut for another layout, do not count.
+        Weights from other files under the same path do not count, nor those that are cut for another layout than the
+        model has. A plan may have chosen any.
         """
         try:
             statuses = current().client.status().ranks[:ranks]
         except BackendError:
             return False
-        if statuses and self._planned:  # a plan may leave some idle
+        if statuses and self._planned and {HIGH_NOISE, LOW_NOISE} & set(components):  # a plan may leave some idle
             ranks = min(ranks, self._planned_ranks(statuses[0]))
             statuses = statuses[:ranks]
         return len(statuses) == ranks and all(self._held_by(rank).issuperset(components) for rank in statuses)
@@ -124,7 +125,7 @@ class Handle:
     @property
     def _planned(self) -> bool:
         """Whether a plan chooses among all layouts. In ``auto``, it chooses among those of whole weights."""
-        return self.current.mode not in ("", AUTO)
+        return self.current.layout is None and self.current.mode not in ("", AUTO)
 
     def _planned_ranks(self, first: RankStatus) -> int:
         """Return the number of ranks of the layout that is loaded, or of all if none is."""

@@ -99,13 +99,13 @@ def noted_progress(origin: Origin | None, phase: str, on_progress: OnProgress | 
 
 
 def noted_plan(message: RankRequest, on_progress: OnProgress) -> OnProgress:
-    """Return a callback that also notes why a sampling gets its layout. The reason of the one before is forgotten."""
+    """Return a callback that also notes why a sampling gets its layout."""
     activity = current().part(Activity)
     if isinstance(message, Forward | Sample):
         activity.planning(message.model)
 
     def progressed(progress: Progress, tensors: dict[str, Tensor]) -> None:
-        if progress.phase == PLANNING and progress.note:
+        if progress.phase == PLANNING and progress.value:
             activity.planned(progress.note)
         on_progress(progress, tensors)
 

@@ -48,17 +48,22 @@ def fit(
         roomy: the layout of whole weights to take where they fit, if not the plan's.
     """
     roomy = roomy or plan.layout
-    work = _work(plan, components.checkpoint, components.dtype)
+    work, wanted = (
+        _work(replace(plan, layout=each), components.checkpoint, components.dtype) for each in (plan.layout, roomy)
+    )
     key = LayoutKey(model=model.identity, stamp=model.stamp, dtype=components.dtype, layout=plan.layout)
     chosen = agreements.layouts.get(key)
-    if chosen is None or (adapt and work > chosen.work):
+    takes = work if chosen and chosen.layout.splits_weights else wanted
+    if chosen is None or (adapt and takes > chosen.work):
         if not adapt:
             return replace(plan, layout=roomy)
         rooms = claims_of_all(agreements.world, components.memory.claim(0))
         layout = choose(replace(plan, layout=roomy), components.checkpoint, components.dtype, rooms)
-        if layout != roomy != plan.layout:  # which other sizes have, too
+        fits = layout == roomy
+        if not fits and roomy != plan.layout:  # what the rule gives is the same for all sizes
             layout = choose(plan, components.checkpoint, components.dtype, rooms)
-        chosen = ChosenLayout(work=work, layout=layout)
+            roomy = roomy if layout.splits_weights else plan.layout
+        chosen = ChosenLayout(work=wanted if fits else work, layout=layout)
     else:
         latest = agreements.latest_layout(key)
         if latest and _takes_over(replace(plan, layout=latest.layout), components, chosen, latest):

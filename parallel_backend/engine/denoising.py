@@ -215,11 +215,11 @@ class Denoising:
         return replace(plan, layout=planned.layout)
 
     def _fitted(self, plan: DenoisingPlan, roomy: ParallelLayout) -> DenoisingPlan:
-        """Return the plan in a layout of whole weights or in one that fits, and say so then."""
+        """Return the plan in a layout of whole weights, or in one that fits, and say so then."""
         message = self.request.message
         fitted = fit(plan, self.components, message.model, self.agreements, adapt=message.adapt, roomy=roomy)
         if fitted.layout != roomy:
-            note = f'the devices have no room for all weights each, so the layout is "{fitted.layout}"'
+            note = f'the devices have no room for "{roomy}", so the layout is "{fitted.layout}"'
             self.request.report(Progress(phase="planning", value=1, total=1, note=note), {})
         return fitted
 

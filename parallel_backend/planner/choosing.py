@@ -247,6 +247,8 @@ class Chooser:
             return "" if model.mode == AUTO else _NO_ROOM
         # If the ranks end now, the next ones do not measure.
         unkept = record.write(path, facts, None) if world.index == 0 else ""
+        if unkept:
+            log.warning("%s", unkept)
         if model.mode == AUTO and not all_true(not unkept, world):
             return ""
         hardware = probe.measure(_request(prompt, model, tuple(known.split(_APART))), world, memory.device)

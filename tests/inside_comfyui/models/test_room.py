@@ -221,6 +221,9 @@ def spec(stamp: str = "now", layout: str = "", **options: Any) -> ModelSpec:
         (spec(layout="tensor=2"), spec(), {"transformer", "text_encoder"}),
         (spec(layout="tensor=2"), spec(layout="ulysses=2"), {"text_encoder"}),
         (spec(), spec(layout="ulysses=2 shard_weights"), {"text_encoder"}),
+        (spec(layout="pipe=2"), spec(mode="auto"), {"text_encoder"}),
+        (spec(layout="pipe=2"), spec(mode="fastest"), {"transformer", "text_encoder"}),
+        (spec(layout="pipe=2"), spec(layout="tensor=2", mode="fastest"), {"text_encoder"}),
     ],
 )
 def test_weights_of_other_files_or_for_another_cut_are_not_held(
@@ -234,6 +237,21 @@ def test_weights_of_other_files_or_for_another_cut_are_not_held(
     checkpoint: Any = SimpleNamespace(components={"transformer": "WanTransformer3DModel"})
     handle = connection.Handle(spec=new, checkpoint=checkpoint)
     assert {part for part in parts if handle.holds([part], ranks=2)} == held
+
+
+def test_a_plan_may_leave_ranks_idle() -> None:
+    def rank(index: int, *parts: str) -> RankStatus:
+        one = ParallelLayout() if "transformer" in parts else None
+        model = LoadedModel(path="m", stamp="now", layout=one, dtype="float32", parts=parts, loads=1)
+        return RankStatus(rank=index, pid=index, device="cpu", memory=0, models=(model,))
+
+    ranks = [rank(0, "transformer", "vae"), rank(1)]
+    session.use(session.Session(SimpleNamespace(status=lambda: SimpleNamespace(ranks=ranks))))
+    checkpoint: Any = SimpleNamespace(components={"transformer": "WanTransformer3DModel"})
+    planned, ruled = (connection.Handle(spec=spec(mode=mode), checkpoint=checkpoint) for mode in ("fastest", "auto"))
+    assert planned.holds(["transformer"], ranks=2)
+    assert not planned.holds(["vae"], ranks=2), "all ranks decode"
+    assert not ruled.holds(["transformer"], ranks=2)
 
 
 def test_gpus_are_numbered_as_in_this_process() -> None:
