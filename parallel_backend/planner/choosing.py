@@ -356,11 +356,10 @@ def _said(prompt: Prompt, hardware: Hardware, model: ModelSpec, whole: bool) -> 
         made = planned(prompt, hardware, mode=model.mode, whole=whole, all_ranks=model.mode == AUTO)
     except InvalidRequest as refusal:
         return _Said(reason=str(refusal))
-    except Exception:
-        if model.mode != AUTO:
-            raise
-        log.exception("a layout cannot be predicted")  # nobody asked for that, and other ranks wait for this one
-        return _Said(reason="")
+    except Exception as error:  # other ranks wait for this one, and all have to know
+        log.exception("no layout can be predicted")
+        what = f"no layout can be predicted for this request ({type(error).__name__}, see the log of rank 0)"
+        return _Said(reason=f"{what}: choose mode {AUTO}, or degrees in Parallel Layout")
     if model.mode == AUTO and not made.chosen.room.whole:
         return _Said(reason="")
     # Compiling for another layout takes longer than it saves.

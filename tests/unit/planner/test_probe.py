@@ -10,7 +10,7 @@ import torch
 from parallel_backend import env
 from parallel_backend.distributed.world import world
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.families.registry import family_of
+from parallel_backend.families.registry import FAMILIES, family_of
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner import layer_curve, probe
 from parallel_backend.planner.measured import limited
@@ -54,6 +54,23 @@ def test_one_rank_measures_its_layers_and_its_attention(class_name):
     predicted = predict(prompt, ParallelLayout(), hardware)
     assert predicted.step.layers == pytest.approx(device.layers[0][1])
     assert predicted.sampling == pytest.approx(2 * predicted.step.seconds)
+
+
+@pytest.mark.daily(6)
+@pytest.mark.parametrize(
+    ("class_name", "variant"), [(name, each) for name in FAMILIES for each in family_of(name).variants()]
+)
+def test_every_kind_of_request_is_measured(monkeypatch, class_name, variant):
+    """``auto`` measures without being asked, so that no family may have inputs of which a probe knows nothing."""
+    monkeypatch.setattr("parallel_backend.planner.timing._ROUNDS", 1)
+    given = family_of(class_name).variants()[variant]
+    model = Model(name="small", class_name=class_name, config=given.config, text=given.text, variant=variant)
+    prompt = Prompt(model=model, size=given.size, steps=2, dtype=torch.float32)
+    request = probe.ProbeRequest(
+        class_name=class_name, config=dict(given.config), shapes=prompt.shapes, dtype="float32", name="here",
+        device_names=("cpu",),
+    )  # fmt: skip
+    assert measured(request).devices[0].layers
 
 
 def test_a_limit_holds_when_a_measurement_is_used(monkeypatch):
