@@ -125,10 +125,7 @@ class Chooser:
             InvalidRequest: the mode is none, or the request fits in no layout, which ``auto`` leaves to what is taken
                 without a plan. On every rank alike.
         """
-        sizes = str([dict(each) for each in plan.latents])
-        asked = model.identity, model.stamp, model.mode, model.compile
-        tokens = tuple(-(-sum(extent.streams.values()) // record.TEXT) for extent in plan.extents)
-        key: Hashable = (*asked, components.dtype, sizes, tokens, plan.samples, plan.guided, steps)
+        key: Hashable = (*_asked(plan, model), components.dtype, steps)
         with PROGRESS.phase("planning"):
             known = self._plans.get(key)
             if known is None or (adapt and not known.adapted):
@@ -143,8 +140,7 @@ class Chooser:
             if model.mode == AUTO:  # which never asks again
                 speeds = shares_of_rows(known.hardware, world.size).balance
                 return Planned(layout=known.layouts[0], reason=known.reason, speeds=speeds)
-            made = known
-            key, made = self._as_now((key, made.adapted), made, model, world, components.device, asker)
+            key, made = self._as_now((key, known.adapted), known, model, world, components.device, asker)
         found = self._tried(key, made, plan, model, world)
         return replace(found, holds=EVERY, speeds=shares_of_rows(made.hardware, world.size).balance)
 
@@ -308,6 +304,13 @@ class _Notes:
         self._settled(Planned(layout=layout, reason=reason))
         self.note(seconds, None)
         return reason
+
+
+def _asked(plan: DenoisingPlan, model: ModelSpec) -> tuple[Hashable, ...]:
+    """Return what requests have in common that have one plan."""
+    sizes = str([dict(each) for each in plan.latents])
+    tokens = tuple(-(-sum(extent.streams.values()) // record.TEXT) for extent in plan.extents)
+    return model.identity, model.stamp, model.mode, model.compile, sizes, tokens, plan.samples, plan.guided
 
 
 def _keep(kept: dict[Hashable, T], key: Hashable, value: T) -> None:
