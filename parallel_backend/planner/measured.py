@@ -59,14 +59,19 @@ def limited(hardware: Hardware) -> Hardware:
 
 def measure(client: Client, devices: Devices, prompt: Prompt, names: tuple[str, ...]) -> Hardware:
     """Let the ranks measure themselves for a prompt."""
-    asked = probe.ProbeRequest(
-        class_name=prompt.model.class_name, config=dict(prompt.model.config),
-        shapes={name: tuple(shape) for name, shape in prompt.shapes.items()}, dtype=NAMES[prompt.dtype],
-        name=name(devices, names), device_names=names,
-        hosts=devices.host_sizes if len(devices.host_sizes) > 1 else (),
-    )  # fmt: skip
+    asked = probe_request(prompt, devices, names)
     spec = ModelSpec(path=str(Path.cwd()), devices=devices)
     return probe.answered(client.call(Trial(model=spec, name=probe.NAME), probe.asked_by(asked)))
+
+
+def probe_request(prompt: Prompt, devices: Devices, names: tuple[str, ...]) -> probe.ProbeRequest:
+    """Return what asks devices with these names to measure themselves for a prompt."""
+    sizes = devices.host_sizes
+    return probe.ProbeRequest(
+        class_name=prompt.model.class_name, config=dict(prompt.model.config), shapes=prompt.shapes,
+        dtype=NAMES[prompt.dtype], name=name(devices, names), device_names=names,
+        hosts=sizes if len(sizes) > 1 else (),
+    )  # fmt: skip
 
 
 def name(devices: Devices, names: tuple[str, ...]) -> str:

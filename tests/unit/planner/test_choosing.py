@@ -12,12 +12,16 @@ from parallel_backend.engine.planned import Planned
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.loading.room import Room
-from parallel_backend.planner import choosing, record
+from parallel_backend.planner import agreed, choosing, kept_times, own_machine, record
+from parallel_backend.planner.agreed import AgreedPlan
 from parallel_backend.planner.choosing import Chooser
 from parallel_backend.planner.hardware import shipped
 from parallel_backend.planner.hardware.description import Hardware
+from parallel_backend.planner.kept_times import KeptTimes
 from parallel_backend.planner.models import find
+from parallel_backend.planner.own_machine import OwnMachine, with_memory
 from parallel_backend.planner.request import prompt
+from parallel_backend.planner.slowdown import Watch
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 
 ALONE = Axis(name="all", group=None, ranks=(0,), index=0, gloo=True)
@@ -29,7 +33,7 @@ MODEL = ModelSpec(path="/", stamp="1", devices=Devices(kind="cpu", indices=(0, 1
 def made():
     asked = replace(prompt(find("wan2.1-t2v-1.3b"), "480x480x17", guided=True), loop=False)
     hardware = Hardware(name="one card", devices=(shipped.card("RTX 4090"),))
-    return choosing._Made(prompt=asked, measured=hardware, layouts=(A, B, C), reason="predicted")
+    return AgreedPlan(prompt=asked, measured=hardware, layouts=(A, B, C), reason="predicted")
 
 
 @pytest.fixture
@@ -40,7 +44,7 @@ def begun(made, tmp_path):
 
 @pytest.fixture
 def kept(made, tmp_path):
-    return lambda model=MODEL: choosing._Kept(made, model, tmp_path, 1)
+    return lambda model=MODEL: KeptTimes(made, model, tmp_path, 1)
 
 
 def tries(planned):
@@ -102,7 +106,7 @@ def test_what_is_tried_on_a_machine_that_has_changed_is_not_kept(begun, kept, ma
 
 
 def test_memory_is_not_what_was_free_while_the_ranks_measured(made):
-    now = choosing._with_memory(made.hardware, 3_000, ALONE)
+    now = with_memory(made.hardware, 3_000, ALONE)
     assert [device.memory for device in now.devices] == [3_000]
     assert now.host_memory != made.hardware.host_memory
 
@@ -111,7 +115,7 @@ def test_what_is_tried_leaves_the_measurement_as_it_is(kept, made, tmp_path):
     assert kept()._hardware == made.hardware
     kept().add({str(A): 1.0})
     other = made.hardware.with_memory([5.0], 5.0)
-    choosing._Kept(replace(made, measured=other), MODEL, tmp_path, 1).add({str(B): 1.0})
+    KeptTimes(replace(made, measured=other), MODEL, tmp_path, 1).add({str(B): 1.0})
     (path,) = tmp_path.glob("*.json")
     assert record.read(path, record.facts_of(MODEL.devices.first(1))).hardware == made.hardware
 
@@ -128,8 +132,8 @@ def test_ranks_that_ended_while_they_measured_do_not_measure_again(made, tmp_pat
     memory = mock.Mock()
     memory.lacks.return_value = False
     with pytest.raises(RuntimeError):
-        Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, memory)
-    assert "is removed" in str(Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, memory))
+        OwnMachine(tmp_path, Watch()).hardware(made.prompt, MODEL, ALONE, memory)
+    assert "is removed" in str(OwnMachine(tmp_path, Watch()).hardware(made.prompt, MODEL, ALONE, memory))
     assert measure.call_count == 1
 
 
@@ -137,11 +141,11 @@ def test_without_room_nothing_is_measured(made, tmp_path, measure):
     memory = mock.Mock()
     memory.lacks.side_effect = lambda nbytes, _: nbytes > 10**8
     for _ in range(2):  # it may have room the next time
-        assert "no room" in str(Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, memory))
+        assert "no room" in str(OwnMachine(tmp_path, Watch()).hardware(made.prompt, MODEL, ALONE, memory))
     assert not measure.called
     memory.lacks.side_effect = lambda nbytes, _: nbytes > 10**10
     with pytest.raises(RuntimeError):
-        Chooser(tmp_path)._hardware(made.prompt, MODEL, ALONE, memory)
+        OwnMachine(tmp_path, Watch()).hardware(made.prompt, MODEL, ALONE, memory)
 
 
 def asked_of(monkeypatch, tmp_path, made, plans):
@@ -164,7 +168,7 @@ def test_without_memory_that_others_may_give_back_a_plan_is_made_again(monkeypat
 
 
 def test_what_nobody_can_measure_is_left_to_the_rule_and_asked_for_again(monkeypatch, tmp_path, made):
-    unknown = choosing._Made(prompt=made.prompt, reason="why")
+    unknown = AgreedPlan(prompt=made.prompt, reason="why")
     ask, planning = asked_of(monkeypatch, tmp_path, made, [unknown, replace(made, layouts=(A,))])
     assert ask(adapt=False) == Planned(layout=None, reason="why")
     assert [ask(adapt=False).layout for _ in range(2)] == [A, A]
@@ -179,11 +183,11 @@ def planning(monkeypatch, tmp_path, made):
         measured = shipped.machine("8xH100").first(2)
         if slow:
             measured = replace(measured, links=tuple(replace(each, bandwidth=1e6) for each in measured.links))
-        monkeypatch.setattr(Chooser, "_hardware", lambda *_: measured)
+        monkeypatch.setattr(OwnMachine, "hardware", lambda *_: measured)
         monkeypatch.setattr(Chooser, "_as_now", lambda _, key, made, *__: (key, made))
         monkeypatch.setattr(choosing, "of_plan", lambda *_, **__: made.prompt)
         monkeypatch.setattr("parallel_backend.planner.models.of", lambda _: None)
-        monkeypatch.setattr(choosing, "gather_numbers", lambda mine, _: [tuple(mine)] * 2)
+        monkeypatch.setattr(own_machine, "gather_numbers", lambda mine, _: [tuple(mine)] * 2)
         components = mock.Mock()
         components.memory.room = Room(free=1, freeable=0, total=total, limit=total)
         plan = made.prompt.plan(ParallelLayout())
@@ -216,14 +220,14 @@ def test_other_modes_plan_for_the_memory_that_there_is(planning):
     [(InvalidRequest("it fits nowhere"), "it fits nowhere"), (RuntimeError("a mistake"), "RuntimeError.*mode auto")],
 )
 def test_auto_refuses_nothing(monkeypatch, planning, error, said):
-    monkeypatch.setattr(choosing, "planned", mock.Mock(side_effect=error))
+    monkeypatch.setattr(agreed, "plan", mock.Mock(side_effect=error))
     assert planning("auto").layout is None
     with pytest.raises(InvalidRequest, match=said):
         planning("fastest")
 
 
 def test_few_kinds_of_work_are_kept(kept):
-    for stamp in range(choosing._KINDS + 3):
+    for stamp in range(kept_times._KINDS + 3):
         kept(replace(MODEL, stamp=str(stamp))).add({str(A): 1.0})
-    known = [bool(kept(replace(MODEL, stamp=str(stamp))).times()) for stamp in range(choosing._KINDS + 3)]
-    assert known == [False] * 3 + [True] * choosing._KINDS
+    known = [bool(kept(replace(MODEL, stamp=str(stamp))).times()) for stamp in range(kept_times._KINDS + 3)]
+    assert known == [False] * 3 + [True] * kept_times._KINDS

@@ -8,7 +8,7 @@ import torch
 from parallel_backend.distributed.mesh import Axis
 from parallel_backend.layout.modes import APPROXIMATE
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.planner import choosing, slowdown
+from parallel_backend.planner import agreed, slowdown
 from parallel_backend.planner.choosing import Chooser
 from parallel_backend.planner.hardware import shipped
 from parallel_backend.planner.hardware.description import Hardware, Link
@@ -159,10 +159,10 @@ def test_no_approximate_layout_is_chosen_in_place_of_an_exact_one():
 @pytest.fixture
 def chosen(tmp_path, monkeypatch):
     """Return the plan for two ranks whose pace may have changed, with its key and the one from before."""
-    monkeypatch.setattr(choosing, "gather_texts", lambda text, axis: [text])
+    monkeypatch.setattr(agreed, "gather_texts", lambda text, axis: [text])
 
     def found(paces, model=MODEL):
-        made = choosing._agreed(prompt(find("wan2.1-t2v-1.3b"), "480x480x17"), PAIR, MODEL, WORLD)
+        made = agreed.agree(prompt(find("wan2.1-t2v-1.3b"), "480x480x17"), PAIR, MODEL, WORLD)
         chooser = Chooser(tmp_path, Ranks(paces).watch())
         return made, *chooser._as_now("key", made, model, WORLD, torch.device("cpu"), None)
 
@@ -189,9 +189,9 @@ def test_a_compiled_model_stays_as_it_is(chosen):
 
 
 def test_a_slower_rank_that_is_idle_changes_nothing(chosen, monkeypatch):
-    agreed = choosing._agreed
+    agree = agreed.agree
     monkeypatch.setattr(
-        choosing, "_agreed", lambda *given, **more: replace(agreed(*given, **more), layouts=(ParallelLayout(),))
+        agreed, "agree", lambda *given, **more: replace(agree(*given, **more), layouts=(ParallelLayout(),))
     )
     made, key, now = chosen((50, 20))
     assert (key, now) == ("key", made)
@@ -201,7 +201,7 @@ def test_a_slower_rank_that_is_idle_changes_nothing(chosen, monkeypatch):
 @pytest.mark.parametrize("text", ["tensor=2", "pipe=2 patches=1", "ring=2 stale=previous"])
 def test_layouts_that_split_weights_or_are_approximate_stay(chosen, monkeypatch, text):
     one = ParallelLayout.parse(text)
-    agreed = choosing._agreed
-    monkeypatch.setattr(choosing, "_agreed", lambda *given, **more: replace(agreed(*given, **more), layouts=(one,)))
+    agree = agreed.agree
+    monkeypatch.setattr(agreed, "agree", lambda *given, **more: replace(agree(*given, **more), layouts=(one,)))
     made, key, now = chosen((50, 20))
     assert (key, now) == ("key", made)
