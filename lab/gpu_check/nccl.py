@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from lab.gpu_check.timing import device
+from parallel_backend.distributed.process_group import waiting_options
 
 GROUPS = 4
 FREE = 300_000_000
@@ -33,11 +34,12 @@ def main() -> int:
     on_card = where.type == "cuda"
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         _join(where, Path(folder))
-        steps = _STEPS | (_TO_ITSELF if on_card else {})
+        steps = _STEPS | (_ON_CARD if on_card else {})
         found: dict[str, object] = {name: _outcome(partial(step, where)) for name, step in steps.items()}
         failed = any(outcome != "right" for outcome in found.values())
-        found |= {} if on_card else dict.fromkeys(_TO_ITSELF, LEFT_OUT)
+        found |= {} if on_card else dict.fromkeys(_ON_CARD, LEFT_OUT)
         found["MB of each new group"] = _group_memory(where) if on_card else LEFT_OUT
+        found["MB of each group whose receives wait"] = _group_memory(where, waits=True) if on_card else LEFT_OUT
         found["a group on a full card"] = _on_a_full_card(where) if on_card else LEFT_OUT
         dist.destroy_process_group()
     print(json.dumps(found))
@@ -88,9 +90,10 @@ def _flag(where: torch.device) -> bool:
     return int(flag) == 3 and float(tensor) == 1.0
 
 
-def _new_group(where: torch.device) -> bool:
-    """Make a group, and return whether it works."""
-    group = dist.new_group([0], timeout=timedelta(seconds=60))
+def _new_group(where: torch.device, *, waits: bool = False) -> bool:
+    """Make a group, with few channels if its receives wait, and return whether it works."""
+    minute = timedelta(seconds=60)
+    group = dist.new_group([0], timeout=minute, pg_options=waiting_options(minute) if waits else None)
     one = torch.ones(1, device=where)
     dist.all_reduce(one, group=group)
     return float(one) == 1.0
@@ -101,18 +104,19 @@ _STEPS: dict[str, Callable[[torch.device], bool]] = {
     "a number on the CPU": _flag,
     "a new group": _new_group,
 }
-_TO_ITSELF: dict[str, Callable[[torch.device], bool]] = {
+_ON_CARD: dict[str, Callable[[torch.device], bool]] = {
     "float32 to itself": lambda where: _exchange(where, torch.float32),
     "bfloat16 to itself": lambda where: _exchange(where, torch.bfloat16),
     "uint8 to itself": lambda where: _exchange(where, torch.uint8),
+    "a group whose receives wait": partial(_new_group, waits=True),
 }
 
 
-def _group_memory(where: torch.device) -> list[float]:
+def _group_memory(where: torch.device, *, waits: bool = False) -> list[float]:
     """Return the megabytes that each of some new groups takes outside of torch's cache."""
     taken, before = [], torch.cuda.mem_get_info(where)[0]
     for _ in range(GROUPS):
-        _new_group(where)
+        _new_group(where, waits=waits)
         after = torch.cuda.mem_get_info(where)[0]
         taken.append((before - after) / 1e6)
         before = after

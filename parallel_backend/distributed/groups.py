@@ -3,14 +3,14 @@
 import os
 import resource
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from ..progress import CONNECTING, PROGRESS
-from .process_group import connect
+from .process_group import connect, waiting_options
 
 _UNLIMITED = 1 << 30
 """More groups than anyone makes."""
@@ -30,10 +30,12 @@ class GroupKey:
         ranks: its global ranks, in ascending order.
         purpose: "" for the shared group of all work that runs in one order on every rank. Concurrent work has a group
             and a name of its own.
+        waits: whether receives are posted long before their tensors are sent.
     """
 
     ranks: tuple[int, ...]
     purpose: str = ""
+    waits: bool = field(default=False, compare=False)
 
 
 class GroupPool:
@@ -77,9 +79,11 @@ class GroupPool:
         for key in keys:
             before = self._usage()
             with PROGRESS.phase(CONNECTING):
-                group = dist.new_group(list(key.ranks), timeout=self._timeout)
+                nccl = "nccl" in dist.get_backend(dist.group.WORLD)
+                options = waiting_options(self._timeout) if nccl and key.waits else None
+                group = dist.new_group(list(key.ranks), timeout=self._timeout, pg_options=options)
                 self._made[key] = group if self._rank in key.ranks else None
-                if self._rank in key.ranks and "nccl" in dist.get_backend(group):
+                if self._rank in key.ranks and nccl:
                     connect(group)
             descriptors, memory = (after - start for after, start in zip(self._usage(), before, strict=True))
             self._descriptors, self._memory = max(self._descriptors, descriptors), max(self._memory, memory)

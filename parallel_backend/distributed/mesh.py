@@ -154,7 +154,7 @@ def _key(name: str, ranks: tuple[int, ...]) -> GroupKey:
     # Two stages have one boundary. All that stages send goes over their boundaries, so they need no group besides.
     if name == "pipe" or (name == _BOUNDARIES[1] and len(ranks) == 2):
         name = _BOUNDARIES[0]
-    return GroupKey(ranks=ranks, purpose=name if name in _BESIDE else "")
+    return GroupKey(ranks=ranks, purpose=name if name in _BESIDE else "", waits=name in _BOUNDARIES)
 
 
 def _axis(name: str, ranks: tuple[int, ...], rank: int, group_of: GroupOf) -> Axis:

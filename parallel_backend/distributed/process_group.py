@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ..protocol.model_spec import Collectives
 from . import peer_access
+
+_WAITING_CHANNELS = 4
+"""Channels of a group whose receives wait. Each takes a multiprocessor, and a few carry what a link does."""
 
 
 def join(
@@ -51,6 +55,21 @@ def join(
     )
     if bound:
         connect(dist.group.WORLD)
+
+
+def waiting_options(timeout: timedelta) -> Any:
+    """Return NCCL's options of a group whose receives are posted long before their tensors are sent.
+
+    A receive's kernel waits on the device, and takes a multiprocessor from computation for each of its channels, of
+    which NCCL uses up to 32 on NVLink. ``NCCL_MAX_CTAS`` overrides the number.
+
+    Returns:
+        ``ProcessGroupNCCL.Options``, which a torch without CUDA does not have.
+    """
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = _WAITING_CHANNELS
+    options._timeout = timeout
+    return options
 
 
 def connect(group: dist.ProcessGroup | None) -> None:

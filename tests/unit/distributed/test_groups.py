@@ -3,6 +3,7 @@
 import resource
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,8 +26,10 @@ class Card:
 
     free: int = TOTAL
     costs: list[int] = field(default_factory=lambda: [COST])
+    options: list[Any] = field(default_factory=list)
 
-    def new_group(self, ranks: list[int], timeout: timedelta) -> Any:
+    def new_group(self, ranks: list[int], timeout: timedelta, pg_options: Any) -> Any:
+        self.options.append(pg_options)
         self.free -= self.costs[0] if 0 in ranks else 0
         self.costs = self.costs[1:] or self.costs
         return tuple(ranks) if 0 in ranks else None
@@ -82,6 +85,15 @@ def test_the_last_user_frees_a_group_and_none_frees_the_one_of_all_ranks(card):
     assert made.group(PAIR) is not None
     made.release([PAIR])
     assert card.free == TOTAL
+
+
+@pytest.mark.parametrize(("backend", "limits"), [("cpu:gloo,cuda:nccl", [4, 4, 4, None]), ("gloo", [None] * 4)])
+def test_only_receives_that_wait_have_few_channels(card, monkeypatch, backend, limits):
+    nccl = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace(max_ctas=None)))
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl, raising=False)  # which a torch without CUDA does not have
+    monkeypatch.setattr(dist, "get_backend", lambda _: backend)
+    make(pool(), *groups_of(ParallelLayout(pipe=4)), PAIR)
+    assert [options and options.config.max_ctas for options in card.options] == limits
 
 
 def test_an_idle_rank_counts_groups_too(card):
