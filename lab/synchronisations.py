@@ -37,13 +37,8 @@ _REASONS: Mapping[tuple[str, str], tuple[str, str]] = {
     ),
     ("z_image/transformer.py", "aten.index.Tensor"): (
         "text",
-        "Z-Image's masked text tokens are taken out before the first block, sample by sample, and the number of those "
-        "that are left is a shape.",
-    ),
-    ("diffusers/models/attention_processor.py", "aten.nonzero.default"): (
-        "layer",
-        "diffusers' attention of Mochi counts the text tokens of each sample in each layer, of which these small "
-        "models have 3. Only a copy of its code could leave that out.",
+        "Z-Image's masked text tokens are taken out before its layers for text, sample by sample, and the number of "
+        "those that are left is a shape. A run does it once.",
     ),
     ("autoencoder/codec.py", "Event.synchronize"): (
         "frames",

@@ -106,7 +106,6 @@ def _configure() -> None:
 
     operators.define()
     dynamo.config.skip_nnmodule_hook_guards = False
-    dynamo.config.capture_dynamic_output_shape_ops = True  # Mochi looks for the text that is not masked
     dynamo.config.recompile_limit = dynamo.config.accumulated_recompile_limit = _VERSIONS
 
 

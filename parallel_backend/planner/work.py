@@ -210,8 +210,6 @@ class _Attention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _NONZERO and args[0].is_meta:
-            return torch.empty(args[0].numel(), args[0].ndim, dtype=torch.int64, device=args[0].device)
         if func is not torch.nn.functional.scaled_dot_product_attention:
             return func(*args, **kwargs)
         given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
@@ -222,8 +220,6 @@ class _Attention(TorchFunctionMode):
         return query.new_empty(*query.shape[:-1], value.shape[-1])
 
 
-_NONZERO = (torch.nonzero, Tensor.nonzero)
-"""What asks for numbers, which the meta device does not have."""
 _NO_WORK = frozenset({"empty", "empty_like", "new_empty", "lift_fresh", "_unsafe_view"})
 """Operations that a device does not carry out."""
 

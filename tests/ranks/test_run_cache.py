@@ -21,6 +21,7 @@ from tests.support import families
 FAMILIES = {
     "MiniMaxH3Transformer3DModel": ("t2v", "token_refiner"),
     "Krea2Transformer2DModel": ("masked", "text_fusion"),
+    "ZImageTransformer2DModel": ("masked", "cap_embedder"),
 }
 LAYOUTS = ["", "ulysses=2", "tensor=2", "cfg=2", "data=2", "ulysses=2 shard_weights", "pipe=2 patches=1"]
 STEPS = 4

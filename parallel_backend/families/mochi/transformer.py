@@ -1,7 +1,7 @@
 """Mochi 1 (text to video) over diffusers' ``MochiTransformer3DModel``."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -153,13 +153,36 @@ def _all_true(text: Tensor) -> Tensor:
     return text.new_ones(text.shape[:2], dtype=torch.bool)
 
 
+class _AllCount:
+    """A mask of text tokens all of which count, for diffusers' attention. It asks for the places of those that do,
+    sample by sample, and the host would wait for a GPU to count them.
+    """
+
+    def __init__(self, text: Tensor) -> None:
+        self._places = torch.arange(text.shape[1], device=text.device)[:, None]
+
+    def __getitem__(self, _: object) -> "_AllCount":
+        return self
+
+    def flatten(self) -> "_AllCount":
+        return self
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: object = None
+    ) -> Tensor:
+        assert function is torch.nonzero
+        places: Tensor = args[0]._places
+        return places
+
+
 def _run(layer: nn.Module, state: State) -> State:
     tables, text = state.tables[IMAGE], state.streams[TEXT]
     image, text = layer(
         hidden_states=state.streams[IMAGE],
         encoder_hidden_states=text,
         temb=state.context["temb"],
-        encoder_attention_mask=_all_true(text),  # the attention seam drops masked tokens
+        encoder_attention_mask=_AllCount(text),  # the attention seam drops masked tokens
         image_rotary_emb=(tables["cos"][0], tables["sin"][0]),
     )
     return state.with_streams(**{IMAGE: image, TEXT: text})

@@ -98,31 +98,38 @@ class ZImage(Family):
         return blocks, sites
 
     def image(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        return self._image_stream(self.module.patchify_and_embed(*self._samples(inputs), *self._patch))[0]
+        anywhere = [1] * len(inputs[LATENT])  # the text's length is the place of the image, and not in its tokens
+        return self._image(inputs, anywhere)[0]
 
     def embed(self, inputs: Mapping[str, Tensor]) -> State:
         """Pad the latent to whole patches, as ComfyUI does."""
-        module = self.module
-        images, captions = self._samples(inputs)
-        prepared = module.patchify_and_embed(images, captions, *self._patch)
-        image, image_rope, _ = self._image_stream(prepared)
-        _, captions, _, _, text_ids, _, text_padding = prepared
-        text, text_rope, text_mask = self._stream(
-            module.cap_embedder, captions, text_ids, text_padding, module.cap_pad_token
-        )
-        for layer in module.context_refiner:
-            text = layer(text, text_mask, text_rope)
-        length, masks = _padded_length(inputs["encoder_hidden_states"].shape[1]), {}
-        if TEXT_MASK in inputs:
-            places = torch.arange(length, device=text.device)
-            masks = {TEXT: torch.stack([places < len(caption) for caption in captions])}
-        temb = module.t_embedder(self._time(inputs) * module.t_scale).type_as(image)
+        text, mask = inputs["encoder_hidden_states"], inputs.get(TEXT_MASK)
+        lengths, tokens, rope, own = self.once(TEXT, (text, mask), lambda: self._text(inputs))
+        image, image_rope = self._image(inputs, lengths)
+        temb = self.module.t_embedder(self._time(inputs) * self.module.t_scale).type_as(image)
         return State(
-            streams={TEXT: _pad_rows(text, length), IMAGE: image},
-            tables={TEXT: {"rope": _pad_rows(text_rope, length)}, IMAGE: {"rope": image_rope}},
-            masks=masks,
+            streams={TEXT: tokens, IMAGE: image},
+            tables={TEXT: {"rope": rope}, IMAGE: {"rope": image_rope}},
+            masks={} if mask is None else {TEXT: own},
             context={"temb": temb},
         )
+
+    def _text(self, inputs: Mapping[str, Tensor]) -> tuple[list[int], Tensor, Tensor, Tensor]:
+        """Run the text's own layers, which do not depend on time.
+
+        Returns:
+            The number of tokens of each sample with the learned ones, all tokens ``[B, S, D]``, their rope
+            ``[B, S, R]``, and which of them are the sample's, ``[B, S]``.
+        """
+        images, captions = self._samples(inputs)
+        _, samples, _, _, ids, _, padding = self.module.patchify_and_embed(images, captions, *self._patch)
+        text, rope, mask = self._stream(self.module.cap_embedder, samples, ids, padding, self.module.cap_pad_token)
+        for layer in self.module.context_refiner:
+            text = layer(text, mask, rope)
+        lengths, length = list(map(len, samples)), _padded_length(inputs["encoder_hidden_states"].shape[1])
+        places = torch.arange(length, device=text.device)
+        attended = torch.stack([places < each for each in lengths])
+        return lengths, _pad_rows(text, length), _pad_rows(rope, length), attended
 
     def head(self, state: State) -> Tensor:
         prediction: Tensor = self.module.all_final_layer[self._key](state.streams[IMAGE], c=state.context["temb"])
@@ -157,18 +164,25 @@ class ZImage(Family):
         """Return Z-Image's own time, which runs from noise at 0 to the image at 1."""
         return 1 - inputs[TIMESTEP].float()
 
+    def _images(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the padded latent of each sample, ``[C, 1, H, W]``."""
+        return list(pad_to_patch(inputs[LATENT].to(self.dtype), self.geometry.patch)[:, :, None])
+
     def _samples(self, inputs: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return, per sample, the padded latent ``[C, 1, H, W]`` and the text tokens that count, ``[L', D]``."""
-        images = pad_to_patch(inputs[LATENT].to(self.dtype), self.geometry.patch)[:, :, None]
+        """Return, per sample, the padded latent and the text tokens that count, ``[L', D]``."""
         captions = inputs["encoder_hidden_states"].to(self.dtype)
         if TEXT_MASK not in inputs:
-            return list(images), list(captions)
-        return list(images), [text[mask.bool()] for text, mask in zip(captions, inputs[TEXT_MASK], strict=True)]
+            return self._images(inputs), list(captions)
+        counted = zip(captions, inputs[TEXT_MASK], strict=True)
+        return self._images(inputs), [text[mask.bool()] for text, mask in counted]
 
-    def _image_stream(self, prepared: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the image's stream from the result of ``patchify_and_embed``."""
-        patches, _, _, ids, _, padding, _ = prepared
-        return self._stream(self.module.all_x_embedder[self._key], patches, ids, padding, self.module.x_pad_token)
+    def _image(self, inputs: Mapping[str, Tensor], lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the image's tokens and their rope behind texts of these lengths."""
+        images = self._images(inputs)
+        texts = [images[0].new_empty(length, 0) for length in lengths]
+        patches, _, _, ids, _, padding, _ = self.module.patchify_and_embed(images, texts, *self._patch)
+        embedder = self.module.all_x_embedder[self._key]
+        return self._stream(embedder, patches, ids, padding, self.module.x_pad_token)[:2]
 
     def _stream(
         self, embedder: nn.Module, samples: list[Tensor], ids: list[Tensor], padding: list[Tensor], pad_token: Tensor

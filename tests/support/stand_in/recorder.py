@@ -47,6 +47,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, options, asked = self._with_devices(args, kwargs or {})
+        if options.get("pin_memory"):  # which a CPU build has not
+            options = {**options, "pin_memory": False}
         if func is torch.ops.prim.device.default:
             return args[0].device
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
@@ -183,8 +185,6 @@ def _run(func: Any, args: Any, options: Any, tensors: Sequence[Tensor], device: 
     held_args, held_options = _mapped((args, options), _held)
     if _is_gpu(options.get("device")):
         held_options["device"] = _CPU
-    if held_options.get("pin_memory"):  # which a CPU build has not
-        held_options["pin_memory"] = False
     result = func(*held_args, **held_options)
 
     def named(tensor: Tensor) -> Tensor:

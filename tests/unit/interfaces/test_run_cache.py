@@ -14,6 +14,7 @@ from tests.support import families
 FAMILIES = {
     "MiniMaxH3Transformer3DModel": ("t2v", "token_refiner"),
     "Krea2Transformer2DModel": ("masked", "text_fusion"),
+    "ZImageTransformer2DModel": ("masked", "cap_embedder"),
 }
 
 
