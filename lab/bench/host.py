@@ -2,6 +2,7 @@
 
 Each call computes next to nothing: published numbers of layers, few tokens, narrow layers. torch's fake process group
 stands for the other ranks, and takes the path of NCCL. So the difference to the plain model is what our code costs.
+How often the host waits for a GPU is counted by ``python -m lab synchronisations``.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.attention.kernels import KERNELS
 from parallel_backend.attention.routing import Route, routed
@@ -45,6 +47,8 @@ LAYOUTS = ("ulysses=2", "ulysses=4", "ulysses=8", "ring=2", "ring=4", "ring=8")
 TOKENS, TEXT_TOKENS = 16, 8
 ROUNDS = 15
 ROUTED = "one rank, routed"
+_EMPTY = ("empty", "new_empty", "detach", "_unsafe_view", "alias")
+"""Begins of names of operations that start no kernel and are no views."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,7 @@ class HostTime:
         plain: diffusers' own forward, beside each of ``calls``.
         calls: the same in a layout, on rank 0: its blocks alone.
         steps: a whole request that repeats an earlier one, without the connection.
+        launches: operations of each of ``calls``, beyond those of the plain forward, for which a GPU starts kernels.
     """
 
     family: str
@@ -63,6 +68,7 @@ class HostTime:
     plain: dict[str, float]
     calls: dict[str, float]
     steps: dict[str, float]
+    launches: dict[str, int]
 
     @property
     def failed(self) -> bool:
@@ -71,11 +77,17 @@ class HostTime:
 
     def describe(self) -> str:
         """Format the results as a table."""
-        lines = [f"{self.family}, {self.layers} layers: us a layer over plain | x of plain | ms a step over its call"]
+        lines = [
+            f"{self.family}, {self.layers} layers: us a layer over plain | x of plain | launches a layer over plain | "
+            "ms a step over its call"
+        ]
         for name, call in self.calls.items():
             plain, step = self.plain[name], self.steps.get(name)
             beside = "" if step is None else f"{1e3 * (step - call):8.2f}"
-            lines.append(f"{name:>18} {1e6 * (call - plain) / self.layers:8.1f} {call / plain:8.2f} {beside}")
+            launches = self.launches[name] / self.layers
+            lines.append(
+                f"{name:>18} {1e6 * (call - plain) / self.layers:8.1f} {call / plain:8.2f} {launches:8.1f} {beside}"
+            )
         return "\n".join(lines)
 
 
@@ -110,14 +122,17 @@ def measure(family: str, layouts: Sequence[ParallelLayout], rounds: int) -> Host
     plain, calls, steps = dict[str, float](), dict[str, float](), dict[str, float]()
     attend = LocalAttention(KERNELS["sdpa"], None)
     routes = [Route(site.module, attend, site.each_sample) for site in adapter.attentions]
-    plain[ROUTED], calls[ROUTED] = _paired(forward, partial(_routed_forward, adapter, inputs, routes), rounds)
+    here = partial(_routed_forward, adapter, inputs, routes)
+    plain[ROUTED], calls[ROUTED] = _paired(forward, here, rounds)
+    launches = {ROUTED: _launches(here) - _launches(forward)}
     with tempfile.TemporaryDirectory(prefix="bench-host-") as folder:
         path = write_checkpoint(Path(folder) / "model", module)
         for layout in layouts:
             with _ranks(path, layout, inputs) as (step, call):
                 plain[str(layout)], calls[str(layout)] = _paired(forward, call, rounds)
                 _, steps[str(layout)] = _paired(forward, step, rounds)
-    return HostTime(family=family, layers=layers, plain=plain, calls=calls, steps=steps)
+                launches[str(layout)] = _launches(call) - _launches(forward)
+    return HostTime(family=family, layers=layers, plain=plain, calls=calls, steps=steps, launches=launches)
 
 
 @torch.inference_mode()
@@ -157,6 +172,29 @@ def _ranks(
 def _coalesces(*_: object) -> bool:
     """Take the path of NCCL. A mock that returns this would take longer than the path itself."""
     return True
+
+
+class _Operations(TorchDispatchMode):
+    """Counts the operations that compute, copy or exchange: views and empty tensors start no kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        with self:  # in inference mode, operations come as they are called, such as ``reshape``, which may copy
+            parts = func.decompose(*args, **(kwargs or {}))
+        if parts is not NotImplemented:
+            return parts
+        self.count += not (func.is_view or func.__name__.startswith(_EMPTY))
+        return func(*args, **(kwargs or {}))
+
+
+def _launches(work: Callable[[], object]) -> int:
+    operations = _Operations()
+    with operations:
+        work()
+    return operations.count
 
 
 def _ignore(*_: object) -> None:
