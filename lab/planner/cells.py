@@ -2,8 +2,9 @@
 
 A cell is a family, a size and a layout. All cells of a family and a size take turns, and each round begins with a
 probe: where the speed of a machine changes within minutes, one probe would count that change as an error too. The
-planner chooses by the first probe alone. Its choice is compared with the best of all that were timed, and with what the
-backend takes without a plan: the regret of a choice is by how much its time exceeds the best one's.
+planner chooses by the first probe alone, and in ``fastest`` it tries a few layouts that are predicted to be nearly as
+fast in the first steps. Its choice before and after that is compared with the best of all that were timed, and with
+what the backend takes without a plan: the regret of a choice is by how much its time exceeds the best one's.
 """
 
 import argparse
@@ -21,14 +22,15 @@ from lab.bench.results import print_results
 from parallel_backend.client.client import Client
 from parallel_backend.client.devices import choose_devices
 from parallel_backend.client.temporary_backend import temporary_backend
+from parallel_backend.engine.layout_trial import fastest
 from parallel_backend.errors import InvalidRequest
+from parallel_backend.layout.modes import FASTEST
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner import measured, record
-from parallel_backend.planner.enumeration import layouts
 from parallel_backend.planner.hardware.description import Hardware
 from parallel_backend.planner.models import Model, of_checkpoint
-from parallel_backend.planner.planning import choose, rule_prediction
-from parallel_backend.planner.prediction import Prediction, predict
+from parallel_backend.planner.planning import Plan, plan, rivals
+from parallel_backend.planner.prediction import predict
 from parallel_backend.planner.request import Prompt
 from parallel_backend.protocol.messages import Forward
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
@@ -73,6 +75,7 @@ class Cells:
         what: family, tokens and guidance.
         cells: by layout.
         chosen: what the planner takes.
+        settled: what it takes after it has tried that beside its rivals, by the times here.
         rule: what the backend takes without a plan.
         probing: seconds of a probe, the median.
     """
@@ -80,6 +83,7 @@ class Cells:
     what: str
     cells: tuple[Cell, ...]
     chosen: str
+    settled: str
     rule: str
     probing: float
 
@@ -107,7 +111,8 @@ class Cells:
         error = statistics.median(abs(cell.error) for cell in self.cells)
         lines.append(
             f'median error {100 * error:.0f} %; a probe takes {self.probing:.1f} s; the planner takes "{self.chosen}", '
-            f'{self._over(self.chosen)} the best; without a plan "{self.rule}" is taken, {self._over(self.rule)} it'
+            f'{self._over(self.chosen)} the best, and "{self.settled}" when it has tried, {self._over(self.settled)} '
+            f'it; without a plan "{self.rule}" is taken, {self._over(self.rule)} it'
         )
         return "\n".join(lines)
 
@@ -177,19 +182,22 @@ def timed(
         with machine.made(len(devices.indices), scratch), temporary_backend(scratch) as client:
             probe = _Probe(client=client, devices=devices, asked=asked)
             hardware = probe.measure()
-            predicted = (predict(asked, layout, hardware) for layout in layouts(asked, hardware))
-            first = [each for each in predicted if each.room.fits]
-            if not first:
-                raise InvalidRequest(f"--memory-limit {machine.limit}: no layout of {case} fits; give more")
-            tried = _tried([each.layout for each in first], only)
+            made = plan(asked, hardware, mode=FASTEST)
+            tried = _tried([each.layout for each in made.predictions if each.room.fits], only)
             calls = [_call(client, path, devices, layout, inputs) for layout in tried]
             cells = _cells(tried, calls, probe, rounds)
-    rule = rule_prediction(asked, hardware)
-    chosen = choose(sorted(first, key=lambda each: each.sampling), rule, "auto", hardware)
     return Cells(
         what=_what(case, asked) + f" on {len(devices.indices)} ranks{machine}", cells=cells,
-        chosen=_name(chosen), rule=_name(rule), probing=statistics.median(probe.seconds),
+        chosen=str(made.chosen.layout), settled=_settled(made, cells), rule=str(made.rule.layout),
+        probing=statistics.median(probe.seconds),
     )  # fmt: skip
+
+
+def _settled(made: Plan, cells: Sequence[Cell]) -> str:
+    """Return what is taken after trials, by the times of the layouts that were timed."""
+    measured = {cell.layout: cell.measured for cell in cells}
+    tried = [each for each in (made.chosen.layout, *rivals(made)) if str(each) in measured]
+    return str(fastest(tried[0], {each: measured[str(each)] for each in tried}) if tried else made.chosen.layout)
 
 
 def _tried(fitting: Sequence[ParallelLayout], only: Sequence[ParallelLayout]) -> list[ParallelLayout]:
@@ -209,10 +217,6 @@ def _tried(fitting: Sequence[ParallelLayout], only: Sequence[ParallelLayout]) ->
 def _what(case: Case, asked: Prompt) -> str:
     samples = f", {asked.samples} samples" if asked.samples > 1 else ""
     return f"{replace(case, branches=1)}{samples}{', two branches' if asked.guided else ''}"
-
-
-def _name(prediction: Prediction) -> str:
-    return str(prediction.layout)
 
 
 def _prompt(model: Model, inputs: dict[str, torch.Tensor], *, guided: bool) -> Prompt:

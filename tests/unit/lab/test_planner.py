@@ -1,10 +1,12 @@
 """The lab's comparisons of the planner: the published rows, and their halves."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lab.planner import cells
 from lab.planner.cells import Cell, Cells, _tried
 from lab.planner.published import FILE, Row, compared, read, summary
 from parallel_backend.errors import InvalidRequest
@@ -43,12 +45,13 @@ def test_errors_are_summed_up():
 
 def test_the_regret_of_a_choice_is_what_it_takes_over_the_best():
     cells = tuple(Cell(layout=name, predicted=1.0, measured=taken) for name, taken in (("a", 1.0), ("b", 1.5)))
-    both = Cells(what="wan", cells=cells, chosen="a", rule="b", probing=2.5)
+    both = Cells(what="wan", cells=cells, chosen="a", settled="b", rule="b", probing=2.5)
     assert (both.regret("a"), both.regret("b")) == (0.0, 0.5)
-    assert 'takes "a", 0 % over the best; without a plan "b" is taken, 50 % over it' in both.describe()
+    said = 'takes "a", 0 % over the best, and "b" when it has tried, 50 % over it; without a plan "b" is taken, 50 % '
+    assert said in both.describe()
     assert (
-        'takes "d", which was not timed beside the best; without a plan "c" is taken, which was not timed beside it'
-        in (replace(both, chosen="d", rule="c").describe())
+        'takes "d", which was not timed beside the best, and "b" when it has tried, 50 % over it; without a plan "c" '
+        "is taken, which was not timed beside it" in replace(both, chosen="d", rule="c").describe()
     )
     assert FILE.is_file()
 
@@ -65,3 +68,20 @@ def test_a_named_layout_that_does_not_work_is_refused(text):
     fitting = [ParallelLayout(), ParallelLayout(ring=3)]
     with pytest.raises(InvalidRequest, match=f'--layout "{text}" does not work here; choices: "one rank", "ring=3"'):
         _tried(fitting, [ParallelLayout.parse(text)])
+
+
+@pytest.mark.parametrize(
+    ("times", "settled"),
+    [((1.0, 0.5, 2.0, 0.1), "ulysses=2"), ((1.0, 0.98, 2.0, 0.1), "one rank"), ((1.0, None, None, 0.1), "one rank")],
+)
+def test_trials_settle_on_the_fastest_of_the_choice_and_its_rivals(monkeypatch, times, settled):
+    one, *others = map(ParallelLayout.parse, ("one rank", "ulysses=2", "ring=2"))
+    monkeypatch.setattr(cells, "rivals", lambda _: tuple(others))
+    made: Any = SimpleNamespace(chosen=SimpleNamespace(layout=one))
+    layouts = (one, *others, ParallelLayout(tensor=2))
+    timed = [
+        Cell(layout=str(each), predicted=1.0, measured=taken)
+        for each, taken in zip(layouts, times, strict=True)
+        if taken
+    ]
+    assert cells._settled(made, timed) == settled
