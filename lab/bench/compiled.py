@@ -110,9 +110,14 @@ class CompiledStep:
     error: float
 
     @property
+    def same(self) -> bool:
+        """Whether compiled blocks compute the same."""
+        return self.error <= CLOSE
+
+    @property
     def failed(self) -> bool:
         """Whether compiled blocks are slower, or compute something else."""
-        return self.ratio < LIMIT or self.error > CLOSE
+        return self.ratio < LIMIT or not self.same
 
     def describe(self) -> str:
         """Format the result as text."""

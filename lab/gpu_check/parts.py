@@ -95,5 +95,11 @@ PARTS: tuple[Part, ...] = (
         Check(title="seconds of a prompt, and how far its latent is from ComfyUI's own", command=_module("comfyui"),
               rest="a small model on one CPU rank"),
     )),
+    Part(number=10, title="Compiled blocks, and the planner", checks=(
+        Check(title="a step with and without compiled blocks", command=_module("compiled"),
+              rest="small blocks on one CPU rank"),
+        Check(title="a probe, and predicted and measured steps", command=_module("planned"),
+              rest="a small shape on two CPU ranks"),
+    )),
 )  # fmt: skip
 """By number."""
