@@ -78,6 +78,7 @@ class Chooser:
             known = self._plans.get(key)
             if known is None or (adapt and not known.adapted):
                 known = self._plan(plan, model, components, shapes, world, steps, adapt)
+                known = replace(known, reason="; ".join(filter(None, (self._machine.note, known.reason))))
                 log.info("planned: %s", known.reason)
             if known.measured is None:  # the next time it may work
                 return Planned(layout=None, reason=known.reason)
@@ -171,7 +172,8 @@ def _asked(plan: DenoisingPlan, model: ModelSpec) -> tuple[Hashable, ...]:
     """Return what requests have in common that have one plan."""
     sizes = str([dict(each) for each in plan.latents])
     tokens = tuple(-(-sum(extent.streams.values()) // record.TEXT) for extent in plan.extents)
-    return model.identity, model.stamp, model.mode, model.compile, sizes, tokens, plan.samples, plan.guided
+    asked = model.identity, model.stamp, model.mode, model.compile, model.attention
+    return *asked, sizes, tokens, plan.samples, plan.guided
 
 
 def _keep(kept: dict[Hashable, T], key: Hashable, value: T) -> None:

@@ -24,7 +24,7 @@ class KeptTimes:
     def __init__(self, made: AgreedPlan, model: ModelSpec, folder: Path, ranks: int) -> None:
         devices = model.devices.first(ranks)
         self._facts, self._hardware = record.facts_of(devices), made.hardware
-        self._path = record.file_of(devices, made.prompt, folder)
+        self._path = record.file_of(devices, made.prompt, folder, model.attention)
         guidance = f"{made.prompt.branches} branches of {made.prompt.samples}"
         self._kind = f"{guidance}, attention={model.attention}, {model.stamp}"
 

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from ..attention.kernels import AUTO
 from ..client.client import Client
 from ..client.devices import parse_devices
 from ..client.temporary_backend import temporary_backend
@@ -64,13 +65,15 @@ def measure(client: Client, devices: Devices, prompt: Prompt, names: tuple[str, 
     return probe.answered(client.call(Trial(model=spec, name=probe.NAME), probe.asked_by(asked)))
 
 
-def probe_request(prompt: Prompt, devices: Devices, names: tuple[str, ...]) -> probe.ProbeRequest:
-    """Return what asks devices with these names to measure themselves for a prompt."""
+def probe_request(
+    prompt: Prompt, devices: Devices, names: tuple[str, ...], attention: str = AUTO
+) -> probe.ProbeRequest:
+    """Return what asks devices with these names to measure themselves for a prompt, with an attention kernel."""
     sizes = devices.host_sizes
     return probe.ProbeRequest(
         class_name=prompt.model.class_name, config=dict(prompt.model.config), shapes=prompt.shapes,
         dtype=NAMES[prompt.dtype], name=name(devices, names), device_names=names,
-        hosts=sizes if len(sizes) > 1 else (),
+        hosts=sizes if len(sizes) > 1 else (), attention=attention,
     )  # fmt: skip
 
 

@@ -39,13 +39,17 @@ class OwnMachine:
     Args:
         folder: of the measurements.
         watch: is told the paces of a new measurement.
+
+    Attributes:
+        note: on rank 0, why the last one was measured anew, in a sentence; "" if it was not.
     """
 
     def __init__(self, folder: Path, watch: Watch) -> None:
-        self._folder, self._watch = folder, watch
+        self._folder, self._watch, self.note = folder, watch, ""
 
     def hardware(self, prompt: Prompt, model: ModelSpec, world: Axis, memory: DeviceMemory) -> Hardware | str:
         """Return what has been measured, or measure it, or why that cannot be done. Collective over the world."""
+        self.note = ""
         known = gather_texts(self._known(prompt, model, world.size) if world.index == 0 else "", world)[0]
         if known.startswith(_WHY):
             return known.removeprefix(_WHY)
@@ -58,7 +62,8 @@ class OwnMachine:
         if model.mode == AUTO and not all_true(noted, world):
             return ""
         names = tuple(known.split(_APART))
-        measured = probe.measure(probe_request(prompt, model.devices.first(len(names)), names), world, memory.device)
+        asked = probe_request(prompt, model.devices.first(len(names)), names, model.attention)
+        measured = probe.measure(asked, world, memory.device)
         self._watch.note(measured.paces)
         if world.index == 0:
             self._noted(prompt, model, world.size, measured)
@@ -67,21 +72,23 @@ class OwnMachine:
     def _known(self, prompt: Prompt, model: ModelSpec, ranks: int) -> str:
         """Return the hardware as JSON, or why it may not be measured, or the names of the devices to measure."""
         devices = model.devices.first(ranks)
-        facts, path = record.facts_of(devices), record.file_of(devices, prompt, self._folder)
+        facts = record.facts_of(devices)
+        path = record.file_of(devices, prompt, self._folder, model.attention)
         found = record.read(path, facts)
         if found.hardware:
             return text(found.hardware).decode()
         if found.begun:
             return _WHY + _ENDED.format(path)
         if found.note:
-            log.warning("%s: it is measured again", found.note)
+            self.note = f"{found.note}, so it is measured again"
+            log.warning("%s", self.note)
         return _APART.join(facts.devices)
 
     def _noted(self, prompt: Prompt, model: ModelSpec, ranks: int, hardware: Hardware | None) -> bool:
         """Keep what has been measured, or that a measurement begins. Return whether that worked."""
         devices = model.devices.first(ranks)
-        note = record.write(record.file_of(devices, prompt, self._folder), record.facts_of(devices), hardware)
-        if note:
+        path = record.file_of(devices, prompt, self._folder, model.attention)
+        if note := record.write(path, record.facts_of(devices), hardware):
             log.warning("%s", note)
         return not note
 

@@ -11,7 +11,7 @@ from ..layout.parallel_layout import ParallelLayout
 from .enumeration import layouts, of_the_rule
 from .hardware.description import Hardware
 from .prediction import Prediction, predict
-from .reasons import comparison
+from .reasons import comparison, leaves_out
 from .request import Prompt
 
 GAIN, GAIN_CORES = 0.98, 0.95
@@ -52,7 +52,7 @@ def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO, whole: bool = 
 
     Args:
         whole: whether to leave out layouts that split weights, and approximate ones.
-        all_ranks: whether to leave out layouts of fewer ranks than the rule's.
+        all_ranks: whether to take no layout of fewer ranks than the rule's. The reason tells if one would be faster.
 
     Raises:
         InvalidRequest: the mode is none, or the prompt fits in no layout. The message names what would work.
@@ -61,22 +61,25 @@ def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO, whole: bool = 
         raise InvalidRequest(f"mode {mode!r} does not exist; choose one of {', '.join(MODES)}")
     rule = rule_prediction(prompt, hardware)
     approximate = mode == APPROXIMATE and prompt.loop and not whole  # single calls are exact, and no faster
-    least = rule.layout.ranks if all_ranks else 1
-    every = [each for each in layouts(prompt, hardware, approximate=approximate) if each.ranks >= least]
+    every = layouts(prompt, hardware, approximate=approximate)
     found = [predict(prompt, layout, hardware) for layout in every if not (whole and layout.splits_weights)]
     key = _order(mode, found)
     ordered = sorted(found, key=lambda each: (not each.room.fits, key(each), each.layout.ranks))
-    fitting = [each for each in ordered if each.room.fits]
-    if not fitting:
+    fitting, least = [each for each in ordered if each.room.fits], rule.layout.ranks if all_ranks else 1
+    able = [each for each in fitting if each.layout.ranks >= least]
+    if not able:
         best = min(found, key=lambda each: each.room.taken)
         raise InvalidRequest(
             f"{prompt.model.name} of this size fits on {hardware.name} in no layout ({best.room.refusal}): make a "
             "smaller or shorter latent, use more devices, or choose a smaller model"
         )
-    chosen = fitting[0] if whole and rule.layout.splits_weights else choose(fitting, rule, mode, hardware)
+    chosen = able[0] if whole and rule.layout.splits_weights else choose(able, rule, mode, hardware)
+    fewer = choose(fitting, rule, mode, hardware)
+    faster = fewer.layout.ranks < chosen.layout.ranks and fewer.seconds <= GAIN * chosen.seconds
+    reason = comparison(chosen, rule, fitting, hardware) + (leaves_out(fewer, chosen, hardware) if faster else "")
     return Plan(
         prompt=prompt, hardware=hardware, predictions=tuple(ordered), chosen=chosen, rule=rule,
-        reason=comparison(chosen, rule, fitting, hardware),
+        reason=reason,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..attention.kernels import KERNELS
+from ..attention.kernels import AUTO, KERNELS, Kernel, choose
 from ..distributed.collectives import gather_texts, start_all_to_all, wait_all
 from ..distributed.mesh import Axis
 from ..distributed.rank_speeds import paces
@@ -55,6 +55,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
         name: of the machine, for people.
         device_names: of the devices, by rank.
         hosts: numbers of adjacent devices of one host.
+        attention: the kernel's name, as the request has it.
     """
 
     class_name: str
@@ -64,6 +65,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     device_names: tuple[str, ...]
     hosts: tuple[int, ...] = ()
+    attention: str = AUTO
 
 
 def run(_message: Trial, tensors: Mapping[str, Tensor], world: Axis, device: torch.device) -> dict[str, Tensor]:
@@ -131,7 +133,7 @@ def _device(request: ProbeRequest, world: Axis, device: torch.device, dtype: tor
     inputs = {name: _random(name, shape, dtype, device) for name, shape in request.shapes.items()}
     with torch.inference_mode():
         layers, alone, balanced, states = layer_curve.measured(family, inputs, world, device)
-        attends = _attends(family, states, world, device, dtype)
+        attends = _attends(family, states, world, _kernel(request.attention, family, device, dtype))
         matrix, attention = _matrix(family, states, device, dtype), _rate(attends)
         bandwidth, room = _bandwidth(device), room_on(device, 0)
     return Device(
@@ -173,10 +175,18 @@ def _random(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch
     return torch.randn(shape, dtype=torch.float32).to(device, dtype)
 
 
-def _attends(family: Family, state: State, world: Axis, device: torch.device, dtype: torch.dtype) -> Curve:
+def _kernel(name: str, family: Family, device: torch.device, dtype: torch.dtype) -> Kernel:
+    """Return the kernel of this rank. One that cannot be used is refused with the request, on all ranks alike."""
+    try:
+        return choose(name, device, dtype, {site.head_dim for site in family.geometry.sites})
+    except InvalidRequest:
+        return KERNELS["sdpa"]
+
+
+def _attends(family: Family, state: State, world: Axis, kernel: Kernel) -> Curve:
     """Return the seconds of attention with some of the heads and tokens, by its operations."""
-    points, kernel = dict[float, float](), KERNELS["sdpa"]
-    rows = next(iter(state.streams.values())).shape[0]
+    points, tokens_of_all = dict[float, float](), next(iter(state.streams.values()))
+    rows = len(tokens_of_all)
     for site in family.geometry.sites:
         if site.queries is not None or any(name not in state.streams for name in site.streams):
             continue
@@ -184,7 +194,7 @@ def _attends(family: Family, state: State, world: Axis, device: torch.device, dt
         shares = {(-(-site.heads // n), tokens) for n in range(1, world.size + 1)}
         shares |= {(site.heads, -(-tokens // n)) for n in range(1, world.size + 1)}
         for heads, part in sorted(shares):
-            q = torch.randn(rows, heads, part, site.head_dim, device=device).to(dtype)
+            q = torch.randn(rows, heads, part, site.head_dim, device=tokens_of_all.device).to(tokens_of_all.dtype)
             operations = 4.0 * rows * heads * part * part * site.head_dim
             taken = usual(partial_of(kernel, q, q, q, None), world)
             points[operations] = min(taken, points.get(operations, taken))

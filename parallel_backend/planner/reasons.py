@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from ..layout.modes import FASTEST
 from ..layout.parallel_layout import ParallelLayout
 from ..loading.room import size
 from .hardware.description import Hardware
@@ -55,6 +56,13 @@ def comparison(chosen: Prediction, rule: Prediction, fitting: Sequence[Predictio
     if gain > 1:
         return f'{words}; {_percent(1 - 1 / gain)} less than "{rule.layout}", which is taken without a plan'
     return f'{words}; without a plan "{rule.layout}" is taken, with {seconds_text(rule.seconds)}'
+
+
+def leaves_out(fewer: Prediction, chosen: Prediction, hardware: Hardware) -> str:
+    """Return that a layout of fewer devices is faster than the chosen one, for the end of a sentence."""
+    devices, less = len(hardware.devices), 1 - fewer.seconds / chosen.seconds
+    words = f'"{fewer.layout}" on {fewer.layout.ranks} of {devices} devices would take {_percent(less)} less'
+    return f"; {words}: mode {FASTEST} takes it"
 
 
 def tried(layout: ParallelLayout, seconds: Mapping[ParallelLayout, float]) -> str:

@@ -5,12 +5,15 @@ import os
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from .. import packages
+from ..attention.kernels import AUTO
 from ..errors import InvalidRequest
 from ..protocol.model_spec import Devices
 from ..protocol.private_file import FILE_MODE, FOLDER_MODE
@@ -18,12 +21,14 @@ from ..version import version
 from .hardware.description import MAX_FILE, Hardware
 from .request import Prompt
 
-_FORM = 5
+_FORM = 6
 TEXT = 256
 """Tokens up to a multiple of which texts count as equally long."""
 _BEGUN = 86400.0
 """Seconds for which a measurement that has begun and not ended is not begun again."""
 _CACHES = "XDG_CACHE_HOME"
+_KERNELS = ("flash_attn_interface", "flash_attn", "sageattention")
+"""Modules of packages for attention."""
 
 
 Tried = dict[str, dict[str, float | None]]
@@ -39,12 +44,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         torch: its version, with that of CUDA.
         driver: of the GPUs; the kernel of the machine for CPU ranks.
         devices: names of the devices, by rank.
+        kernels: installed packages for attention, which GPUs may use.
     """
 
     version: str
     torch: str
     driver: str
     devices: tuple[str, ...]
+    kernels: tuple[str, ...] = ()
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,12 +86,13 @@ def folder() -> Path:
     return base / "parallel-dit" / "probes"
 
 
-def file_of(devices: Devices, prompt: Prompt, folder: Path) -> Path:
-    """Return the file of a measurement on these devices, of this model and size."""
+def file_of(devices: Devices, prompt: Prompt, folder: Path, attention: str = AUTO) -> Path:
+    """Return the file of a measurement on these devices, of this model and size, with an attention kernel."""
     named: Mapping[str, Any] = {
         "kind": devices.kind, "indices": devices.indices, "hosts": devices.hosts, "collectives": devices.collectives,
         "class": prompt.model.class_name, "config": {name: str(value) for name, value in prompt.model.config.items()},
         "shapes": {name: _rounded(prompt, name) for name in prompt.shapes}, "dtype": str(prompt.dtype),
+        "attention": attention,
     }  # fmt: skip
     digest = hashlib.sha256(msgspec.json.encode(named, order="sorted")).hexdigest()
     return folder / f"{digest[:32]}.json"
@@ -147,11 +155,22 @@ def facts_of(devices: Devices) -> Facts:
     import torch
 
     if devices.kind == "cpu":
-        names = (f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",) * len(devices.indices)
+        names = (f"{_processor()}, {os.cpu_count()} cores",) * len(devices.indices)
         return Facts(version=version(), torch=str(torch.__version__), driver=platform.release(), devices=names)
     here = torch.cuda.device_count()  # another host may have more
     names = tuple(torch.cuda.get_device_name(each) if each < here else f"GPU {each}" for each in devices.indices)
-    return Facts(version=version(), torch=str(torch.__version__), driver=_driver(), devices=names)
+    kernels = tuple(filter(packages.is_installed, _KERNELS))
+    return Facts(version=version(), torch=str(torch.__version__), driver=_driver(), devices=names, kernels=kernels)
+
+
+def _processor() -> str:
+    """Return the processor's name as Linux says it, or its architecture."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return value.strip()
+    return platform.processor() or platform.machine()
 
 
 def _driver() -> str:
@@ -166,6 +185,10 @@ def _digest(facts: Facts, hardware: Hardware | None, tried: Tried) -> str:
     return hashlib.sha256(msgspec.json.encode([facts, hardware, tried])).hexdigest()
 
 
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "none"
+
+
 def _difference(then: Facts, now: Facts) -> str:
     """Return in which way facts have changed, in words; "" if they have not."""
     changes = (
@@ -173,5 +196,6 @@ def _difference(then: Facts, now: Facts) -> str:
         ("torch {}, and this is {}", then.torch, now.torch),
         ("another driver ({}), and this is {}", then.driver, now.driver),
         ("other devices ({}), and these are {}", ", ".join(then.devices), ", ".join(now.devices)),
+        ("other packages for attention ({}), and now there are {}", _listed(then.kernels), _listed(now.kernels)),
     )
     return next((words.format(old, new) for words, old, new in changes if old != new), "")

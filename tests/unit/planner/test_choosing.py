@@ -5,6 +5,7 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
+from msgspec import structs
 
 from parallel_backend.distributed.mesh import Axis
 from parallel_backend.engine.layout_trial import CALLS
@@ -206,6 +207,8 @@ def test_auto_plans_for_roomy_devices_and_tries_nothing(planning):
 def test_auto_leaves_no_device_idle_and_streams_nothing(planning):
     assert planning("fastest", slow=True, adapt=False).layout.ranks == 1
     assert planning("auto", slow=True).layout.ranks == 2
+    assert '"one rank" on 1 of 2 devices would take' in planning("auto", slow=True).reason
+    assert "would take" not in planning("auto").reason + planning("fastest", slow=True, adapt=False).reason
     assert planning("auto", total=10**9).layout is None
 
 
@@ -231,3 +234,20 @@ def test_few_kinds_of_work_are_kept(kept):
         kept(replace(MODEL, stamp=str(stamp))).add({str(A): 1.0})
     known = [bool(kept(replace(MODEL, stamp=str(stamp))).times()) for stamp in range(kept_times._KINDS + 3)]
     assert known == [False] * 3 + [True] * kept_times._KINDS
+
+
+def test_why_a_machine_is_measured_anew_is_said_once(monkeypatch, made, tmp_path):
+    measured = replace(made.hardware, links=())
+    monkeypatch.setattr("parallel_backend.planner.probe.measure", lambda *_: measured)
+    memory = mock.Mock()
+    memory.lacks.return_value = False
+    facts = record.facts_of(MODEL.devices.first(1))
+    path = record.file_of(MODEL.devices.first(1), made.prompt, tmp_path)
+    assert record.write(path, structs.replace(facts, torch="9"), made.hardware) == ""
+    machine, notes = OwnMachine(tmp_path, Watch()), []
+    for _ in range(2):
+        assert machine.hardware(made.prompt, MODEL, ALONE, memory) == measured
+        notes.append(machine.note)
+    assert notes[0].startswith("this machine was measured with torch 9, and this is")
+    assert notes[0].endswith(", so it is measured again")
+    assert notes[1] == ""

@@ -54,6 +54,7 @@ def test_without_a_record_nothing_is_said(tmp_path):
         ({"torch": "9"}, "torch 2, and this is 9"),
         ({"driver": "9"}, "another driver (3), and this is 9"),
         ({"devices": ("a",)}, "other devices (a, b), and these are a"),
+        ({"kernels": ("flash_attn",)}, "other packages for attention (none), and now there are flash_attn"),
     ],
 )
 def test_what_has_changed_is_said(kept, change, said):
@@ -95,8 +96,9 @@ def test_devices_model_and_size_have_files_of_their_own(tmp_path):
         record.file_of(CPU, large, tmp_path),
         record.file_of(replaced(CPU, indices=(0,)), small, tmp_path),
         record.file_of(CPU, prompt(find("z-image"), "512x512"), tmp_path),
+        record.file_of(CPU, small, tmp_path, "sage"),
     }
-    assert len(files) == 4
+    assert len(files) == 5
     assert record.file_of(CPU, prompt(find("flux"), "512x512", steps=3), tmp_path) in files
 
 
