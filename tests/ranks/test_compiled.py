@@ -23,7 +23,7 @@ from tests.ranks.requests import Case
 from tests.support import tiny
 from tests.support.weight_changes import Change
 
-CLOSE = 1e-4
+CLOSE, FAR = 1e-4, 1e-2
 SIZES = tiny.Tiny(heads=3)
 MASKED, WAN = ("QwenImageTransformer2DModel", "masked"), ("WanTransformer3DModel", "t2v")
 FIRSTS = [pair for pair in examples.variants() if matrix.is_first_variant(*pair)]
@@ -60,6 +60,12 @@ def test_equals_stock(pools, compiled_eagerly, tmp_path, pair, layout):
 @pytest.mark.parametrize("pair", FIRSTS)
 def test_every_family_equals_stock(pools, compiled_eagerly, tmp_path, pair, layout):
     check(pools, compiled_eagerly, tmp_path, pair, layout)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inductor_equals_stock(pools, tmp_path, layout):
+    check(pools, lambda _: None, tmp_path, WAN, layout)
 
 
 def request(path, layout, case, **changes):
@@ -115,6 +121,29 @@ def test_blocks_that_stream(pools, checkpoints, compiled_eagerly, streaming):
     compiled = ask(pools, 2, message, tensors)
     plain = ask(pools, 2, replace(message, model=replace(message.model, compile="off")), tensors)
     assert requests.relative_error(compiled[0]["tensors"]["0"], plain[0]["tensors"]["0"]) <= CLOSE
+
+
+@pytest.mark.parametrize(
+    ("layout", "streams"), [("tensor=2", False), ("pipe=2 patches=1", False), ("cfg=2", False), ("ulysses=2", True)]
+)
+def test_a_lora_comes_and_goes(pools, checkpoints, compiled_eagerly, streaming, tmp_path, layout, streams):
+    compiled_eagerly(2)
+    if streams:
+        streaming(2)
+    lora = Change.write(tmp_path, tiny.transformer(SIZES), seed=1, rank=3, strength=1.0).file
+    given = [(), (replace(lora, strength=0.4),), (replace(lora, strength=-0.7),), (replace(lora, strength=0.4),), ()]
+    found = []
+    for adapters in given:
+        message, tensors = request(checkpoints(heads=3), layout, Case(), adapters=(adapters, adapters), adapt=streams)
+        compiled, plain = (
+            ask(pools, 2, replace(message, model=replace(message.model, compile=mode)), tensors)[0]["tensors"]
+            for mode in ("blocks", "off")
+        )
+        assert all(requests.relative_error(compiled[branch], plain[branch]) <= CLOSE for branch in plain)
+        found.append(compiled["0"])
+    assert all(requests.relative_error(each, found[0]) > FAR for each in found[1:4])
+    assert torch.equal(found[1], found[3])
+    assert torch.equal(found[0], found[4])
 
 
 def test_who_counts_bytes_is_refused(pools, checkpoints):
