@@ -61,7 +61,7 @@ def test_every_sampler_of_the_list(native: Any, load_remote: Callable[..., Loade
     assert {name for name, text in loops.items() if text == "steps run in the backend's loop"} == SAMPLERS.keys()
 
 
-def sample_theirs(
+def sample_midpoints(
     model: Any, x: torch.Tensor, sigmas: torch.Tensor, extra_args: dict[str, Any], **_: Any
 ) -> torch.Tensor:
     """Take midpoint steps in float64, as RES4LYF's samplers do: two calls a step, one of them between two sigmas."""
@@ -77,11 +77,29 @@ def sample_theirs(
     return x.float()
 
 
+def sample_restarts(
+    model: Any, x: torch.Tensor, sigmas: torch.Tensor, extra_args: dict[str, Any], **_: Any
+) -> torch.Tensor:
+    """Go down to the last sigma but one, up again with new noise, and down to the end, as restart samplers do."""
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(11))
+    for path in (sigmas[:-1], sigmas[1:]):
+        for sigma, following in pairwise(path):
+            x = x + (x - model(x, sigma.expand(len(x)), **extra_args)) / sigma * (following - sigma)
+        if following > 0:
+            x = x + noise * (sigmas[1] - following)
+    return x
+
+
+@pytest.mark.parametrize("sampler", [sample_midpoints, sample_restarts])
 @pytest.mark.parametrize("layout", [ParallelLayout(ulysses=2), ParallelLayout(cfg=2)], ids=str)
 def test_a_sampler_of_another_pack(
-    layout: ParallelLayout, native: Any, load_remote: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+    layout: ParallelLayout,
+    sampler: Callable[..., torch.Tensor],
+    native: Any,
+    load_remote: Callable[..., Loaded],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(comfy.k_diffusion.sampling, "sample_theirs", sample_theirs, raising=False)
+    monkeypatch.setattr(comfy.k_diffusion.sampling, "sample_theirs", sampler, raising=False)
     monkeypatch.setattr(comfy.samplers.KSampler, "SAMPLERS", [*comfy.samplers.KSampler.SAMPLERS, "theirs"])
     model, latent = load_remote(layout).model, empty_latent()
     for sample in (ksampler, parallel_sampler):
