@@ -44,7 +44,8 @@ _REASONS: Mapping[tuple[str, str], tuple[str, str]] = {
         "frames",
         "The frames of a part are copied to pinned memory while the GPU computes the next part, so that it never holds "
         "a whole video. The host waits for them when that part is queued, so the GPU does not. VAEs whose parts are "
-        "convolutions do it after the last part, which is not counted here.",
+        "convolutions do it after the last part, which is not counted here. MiniMax-H3's parts are seconds of video, "
+        "so the host also asks in each whether it was cancelled.",
     ),
 }
 """By the end of a file's name and what waits there: a word for it, and why it is needed."""

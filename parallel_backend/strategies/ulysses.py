@@ -6,7 +6,8 @@ heads need not be divisible by the number of ranks: a ``Partition`` splits both,
 Where query heads share key heads, a rank gets each key head that it needs once. Exact.
 
 On slow links, half of the heads can be exchanged while the other half attends. Which is faster is tried, so where a
-kernel rounds other numbers of heads otherwise, two starts of the backend may differ by rounding.
+kernel rounds other numbers of heads otherwise, two starts of the backend may differ by rounding. To gather the hidden
+state instead, or to send q, k and v one by one under the projections, gains no more (``lab bench projections``).
 """
 
 from collections import deque
