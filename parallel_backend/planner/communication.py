@@ -93,34 +93,38 @@ def members(layout: ParallelLayout, rank: int, axis: str) -> list[int]:
 
 
 def _exchange(pattern: Pattern, layout: ParallelLayout, sent: Sequence[int], hardware: Hardware) -> Exchanged:
-    flows = [flow for rank, nbytes in enumerate(sent) for flow in _flows(pattern, layout, rank, nbytes)]
-    if not flows:
-        return Exchanged(by_rank=tuple(sent))
-    seconds = max(_link_seconds(flows, hardware), default=0.0)
-    latency = max(hardware.link(source, target).latency for source, target, _ in flows)
+    by_link: dict[Link, dict[int, float]] = {}
+    for rank, nbytes in enumerate(sent):
+        for link, some in _flows(pattern, layout, rank, nbytes, hardware):
+            carried = by_link.setdefault(link, {})
+            carried[rank] = carried.get(rank, 0.0) + some
+    seconds = max(_link_seconds(by_link), default=0.0)
+    latency = max((link.latency for link in by_link), default=0.0)
     return Exchanged(by_rank=tuple(sent), seconds=seconds, latency=latency)
 
 
-def _flows(pattern: Pattern, layout: ParallelLayout, rank: int, nbytes: int) -> Iterator[tuple[int, int, float]]:
-    """Yield from whom to whom, and how many bytes."""
+def _flows(
+    pattern: Pattern, layout: ParallelLayout, rank: int, nbytes: int, hardware: Hardware
+) -> Iterator[tuple[Link, float]]:
+    """Yield over which link a rank sends how many bytes."""
     group = members(layout, rank, pattern.axis)
     if len(group) < 2 or not nbytes:
         return
     index = group.index(rank)
     if pattern.next or pattern.collective:
-        yield rank, group[(index + 1) % len(group)], float(nbytes)
+        yield hardware.link(rank, group[(index + 1) % len(group)], group), float(nbytes)
         return
     for other in group:
         if other != rank:
-            yield rank, other, nbytes / (len(group) - 1)
+            yield hardware.link(rank, other, group), nbytes / (len(group) - 1)
 
 
-def _link_seconds(flows: Sequence[tuple[int, int, float]], hardware: Hardware) -> Iterator[float]:
-    """Yield the seconds of the busiest device of each link, and of all its devices together."""
-    by_link: dict[Link, dict[int, float]] = {}
-    for source, target, nbytes in flows:
-        carried = by_link.setdefault(hardware.link(source, target), {})
-        carried[source] = carried.get(source, 0.0) + nbytes
+def _link_seconds(by_link: Mapping[Link, Mapping[int, float]]) -> Iterator[float]:
+    """Yield the seconds of the busiest device of each link, and of all its devices together.
+
+    Args:
+        by_link: bytes by the device that sends them.
+    """
     for link, carried in by_link.items():
         yield max(carried.values()) / link.bandwidth
         if link.total:

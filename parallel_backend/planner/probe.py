@@ -4,7 +4,7 @@ A block of each kind computes on random numbers with each rank's share of the to
 layers, kernels and host of this machine. Attention and exchanges are measured apart, since layouts differ in them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial as partial_of
 
 import msgspec
@@ -133,7 +133,7 @@ def _device(request: ProbeRequest, world: Axis, device: torch.device, dtype: tor
     inputs = {name: _random(name, shape, dtype, device) for name, shape in request.shapes.items()}
     with torch.inference_mode():
         layers, alone, balanced, states = layer_curve.measured(family, inputs, world, device)
-        attends = _attends(family, states, world, _kernel(request.attention, family, device, dtype))
+        attends = _attends(family, states, world, _kernel(request.attention, family, device, dtype), dtype)
         matrix, attention = _matrix(family, states, device, dtype), _rate(attends)
         bandwidth, room = _bandwidth(device), room_on(device, 0)
     return Device(
@@ -183,10 +183,10 @@ def _kernel(name: str, family: Family, device: torch.device, dtype: torch.dtype)
         return KERNELS["sdpa"]
 
 
-def _attends(family: Family, state: State, world: Axis, kernel: Kernel) -> Curve:
+def _attends(family: Family, state: State, world: Axis, kernel: Kernel, dtype: torch.dtype) -> Curve:
     """Return the seconds of attention with some of the heads and tokens, by its operations."""
-    points, tokens_of_all = dict[float, float](), next(iter(state.streams.values()))
-    rows = len(tokens_of_all)
+    points, any_tokens = dict[float, float](), next(iter(state.streams.values()))
+    rows, device = len(any_tokens), any_tokens.device
     for site in family.geometry.sites:
         if site.queries is not None or any(name not in state.streams for name in site.streams):
             continue
@@ -194,7 +194,7 @@ def _attends(family: Family, state: State, world: Axis, kernel: Kernel) -> Curve
         shares = {(-(-site.heads // n), tokens) for n in range(1, world.size + 1)}
         shares |= {(site.heads, -(-tokens // n)) for n in range(1, world.size + 1)}
         for heads, part in sorted(shares):
-            q = torch.randn(rows, heads, part, site.head_dim, device=tokens_of_all.device).to(tokens_of_all.dtype)
+            q = torch.randn(rows, heads, part, site.head_dim, device=device).to(dtype)
             operations = 4.0 * rows * heads * part * part * site.head_dim
             taken = usual(partial_of(kernel, q, q, q, None), world)
             points[operations] = min(taken, points.get(operations, taken))
@@ -239,26 +239,35 @@ def _streaming(device: torch.device) -> float:
 
 
 def _links(request: ProbeRequest, world: Axis, device: torch.device, dtype: torch.dtype) -> tuple[Link, ...]:
-    """Measure exchanges between adjacent ranks in groups of each size that divides the ranks."""
+    """Measure exchanges in each group that a layout may have."""
     tokens = max(max(shape[1:], default=1) for shape in request.shapes.values())
     amount = max(min(_LARGEST, tokens * 4096 * dtype.itemsize), 1 << 20) // 4
     found = []
-    for size in (n for n in range(2, world.size + 1) if world.size % n == 0):
-        latency = _exchange(1, size, world, device)
-        seconds = _exchange(amount // size, size, world, device)
+    for groups in _groups(world.size):
+        size, mine = len(groups[0]), next((group for group in groups if world.index in group), ())
+        latency = _exchange(1, mine, world, device)
+        seconds = _exchange(amount // size, mine, world, device)
         sent = 4 * (amount // size) * (size - 1)
-        bandwidth = sent / max(seconds - latency, 0.1 * seconds, LEAST)
-        starts = range(0, world.size, size)
-        found += [
-            Link(devices=tuple(range(start, start + size)), bandwidth=bandwidth, latency=max(latency, LEAST))
-            for start in starts
-        ]
+        bandwidth, latency = sent / max(seconds - latency, 0.1 * seconds, LEAST), max(latency, LEAST)
+        found += [Link(devices=each, bandwidth=bandwidth, latency=latency, together=True) for each in groups]
     return tuple(found)
 
 
-def _exchange(values: int, size: int, world: Axis, device: torch.device) -> float:
-    first = world.index // size * size
-    sizes = [values if first <= rank < first + size else 0 for rank in range(world.size)]
+def _groups(ranks: int) -> list[list[tuple[int, ...]]]:
+    """Return groups that exchange something at the same time: those of an axis of all ranks, and the first ranks."""
+    found = []
+    for size in range(2, ranks + 1):
+        if ranks % size:
+            found.append([tuple(range(size))])
+            continue
+        for stride in (each for each in range(1, ranks // size + 1) if ranks // size % each == 0):
+            starts = [start for start in range(ranks) if start // stride % size == 0]
+            found.append([tuple(range(start, start + size * stride, stride)) for start in starts])
+    return found
+
+
+def _exchange(values: int, group: Sequence[int], world: Axis, device: torch.device) -> float:
+    sizes = [values if rank in group else 0 for rank in range(world.size)]
     sent = torch.zeros(sum(sizes), device=device)
     received = torch.empty_like(sent)
 

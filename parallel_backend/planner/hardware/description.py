@@ -1,7 +1,7 @@
 """``Hardware``: what the planner knows of a machine, as numbers. A JSON file has the same form."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,12 +72,14 @@ class Link:
         bandwidth: bytes a second that one device sends to others.
         latency: seconds of an exchange of nothing.
         total: bytes a second that all its devices send together, such as through one network card; 0 for no limit.
+        together: whether it carries all that exactly these devices exchange with each other, as a probe measures it.
     """
 
     devices: tuple[int, ...]
     bandwidth: float
     latency: float
     total: float = 0.0
+    together: bool = False
 
     def __post_init__(self) -> None:
         _check_positive("bandwidth of a link", self.bandwidth)
@@ -153,10 +155,15 @@ class Hardware:
         """Numbers of adjacent devices on one host."""
         return self.hosts or (len(self.devices),)
 
-    def link(self, first: int, second: int) -> Link:
-        """Return the link that carries what one device sends to another."""
-        joining = (link for link in self.links if first in link.devices and second in link.devices)
-        return min(joining, key=lambda link: len(link.devices))
+    def link(self, first: int, second: int, group: Collection[int] = ()) -> Link:
+        """Return the link that carries what one device sends to another.
+
+        Args:
+            group: the devices that exchange something.
+        """
+        joining = [link for link in self.links if first in link.devices and second in link.devices]
+        own = [link for link in joining if link.together and set(link.devices) == set(group)]
+        return min(own or joining, key=lambda link: len(link.devices))
 
     def with_memory(self, memory: Sequence[float], host_memory: float) -> "Hardware":
         """Return the machine with other memory: of each device, and free on its hosts."""
@@ -181,7 +188,7 @@ def _within(link: Link, count: int) -> Link | None:
     devices = tuple(device for device in link.devices if device < count)
     if len(devices) < 2:
         return None
-    return Link(devices=devices, bandwidth=link.bandwidth, latency=link.latency, total=link.total)
+    return replace(link, devices=devices, together=link.together and devices == link.devices)
 
 
 def read(path: Path) -> Hardware:

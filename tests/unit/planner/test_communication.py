@@ -57,6 +57,17 @@ def test_a_faster_link_of_two_carries_what_they_exchange(wan):
     assert found[BatchSplit].seconds == pytest.approx(found[BatchSplit].nbytes / SLOW)
 
 
+def test_a_measured_group_carries_all_that_it_exchanges(wan):
+    """And not a faster pair its part of it."""
+    pairs = [Link(devices=pair, bandwidth=FAST, latency=1e-6, together=True) for pair in ((0, 1), (2, 3))]
+    group = Link(devices=(0, 1, 2, 3), bandwidth=2 * SLOW, latency=1e-4, together=True)
+    hardware = Hardware(name="four", devices=(DEVICE,) * 4, links=(*pairs, group))
+    found = sent(ParallelLayout(ulysses=4), wan, hardware)[Ulysses]
+    assert (found.seconds, found.latency) == (pytest.approx(found.nbytes / (2 * SLOW)), 1e-4)
+    found = sent(ParallelLayout(cfg=2, ulysses=2), wan, hardware)[Ulysses]
+    assert (found.seconds, found.latency) == (pytest.approx(found.nbytes / FAST), 1e-6)
+
+
 def test_a_ring_over_two_hosts_is_as_slow_as_its_slowest_link(wan):
     pairs = [Link(devices=pair, bandwidth=FAST, latency=1e-6) for pair in ((0, 1), (2, 3))]
     found = sent(ParallelLayout(ring=4), wan, machine(*pairs))[Ring]

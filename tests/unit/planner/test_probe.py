@@ -12,7 +12,7 @@ from parallel_backend.distributed.world import world
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import FAMILIES, family_of
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.planner import layer_curve, probe
+from parallel_backend.planner import communication, layer_curve, probe
 from parallel_backend.planner.measured import limited
 from parallel_backend.planner.models import Model
 from parallel_backend.planner.prediction import predict
@@ -54,6 +54,19 @@ def test_one_rank_measures_its_layers_and_its_attention(class_name):
     predicted = predict(prompt, ParallelLayout(), hardware)
     assert predicted.step.layers == pytest.approx(device.layers[0][1])
     assert predicted.sampling == pytest.approx(2 * predicted.step.seconds)
+
+
+def test_exchanges_are_measured_in_small_groups_and_with_idle_ranks():
+    assert [probe._groups(ranks) for ranks in (1, 2, 3)] == [[], [[(0, 1)]], [[(0, 1)], [(0, 1, 2)]]]
+    assert probe._groups(4) == [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1, 2)], [(0, 1, 2, 3)]]
+
+
+@pytest.mark.parametrize("layout", ["cfg=2 ulysses=4", "cfg=2 ring=2 ulysses=2", "data=4 tensor=2", "pipe=8", "ring=8"])
+def test_every_group_of_a_layout_of_all_ranks_is_measured(layout):
+    parsed, measured = ParallelLayout.parse(layout), {group for groups in probe._groups(8) for group in groups}
+    axes = (*parsed.degrees, communication.SEQUENCE)
+    groups = {tuple(communication.members(parsed, rank, axis)) for rank in range(8) for axis in axes}
+    assert {group for group in groups if len(group) > 1} <= measured
 
 
 @pytest.mark.daily(6)
