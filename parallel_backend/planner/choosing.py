@@ -73,12 +73,18 @@ class Chooser:
             InvalidRequest: the mode is none, or the request fits in no layout, which ``auto`` leaves to what is taken
                 without a plan. On every rank alike.
         """
+        found = self._found(plan, model, components, shapes, world, asker, steps, adapt)
+        return replace(found, reason="; ".join(filter(None, (self._machine.take_note(), found.reason))))
+
+    def _found(
+        self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis,
+        asker: Hashable, steps: int | None, adapt: bool,
+    ) -> Planned:  # fmt: skip
         key: Hashable = (*_asked(plan, model), components.dtype, steps)
         with PROGRESS.phase("planning"):
             known = self._plans.get(key)
             if known is None or (adapt and not known.adapted):
                 known = self._plan(plan, model, components, shapes, world, steps, adapt)
-                known = replace(known, reason="; ".join(filter(None, (self._machine.note, known.reason))))
                 log.info("planned: %s", known.reason)
             if known.measured is None:  # the next time it may work
                 return Planned(layout=None, reason=known.reason)
@@ -98,7 +104,7 @@ class Chooser:
         if len(made.layouts) == 1 or len(set(plan.variants)) > 1:  # branches that differ are no batch, as most are
             return Planned(layout=made.layouts[0], reason=made.reason)
         tokens = tuple(tuple(extent.streams.items()) for extent in plan.extents)
-        work = key, tokens, plan.variants, model.attention
+        work = key, tokens, plan.variants
         if made.prompt.loop:
             return self._begun(work, made, model, world)
         if work not in self._works:

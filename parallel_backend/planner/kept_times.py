@@ -26,7 +26,7 @@ class KeptTimes:
         self._facts, self._hardware = record.facts_of(devices), made.hardware
         self._path = record.file_of(devices, made.prompt, folder, model.attention)
         guidance = f"{made.prompt.branches} branches of {made.prompt.samples}"
-        self._kind = f"{guidance}, attention={model.attention}, {model.stamp}"
+        self._kind = f"{guidance}, {model.stamp}"
 
     def times(self) -> dict[str, float | None]:
         """Return the seconds of a step by layout; None for one whose first step was the ranks' last."""

@@ -41,15 +41,19 @@ class OwnMachine:
         watch: is told the paces of a new measurement.
 
     Attributes:
-        note: on rank 0, why the last one was measured anew, in a sentence; "" if it was not.
+        note: on rank 0, why the machine was measured anew, in a sentence, until it is taken; "" if it was not.
     """
 
     def __init__(self, folder: Path, watch: Watch) -> None:
-        self._folder, self._watch, self.note = folder, watch, ""
+        self._folder, self._watch, self.note, self._refused = folder, watch, "", ""
+
+    def take_note(self) -> str:
+        """Return ``note``, which is to be said once."""
+        note, self.note = self.note, ""
+        return note
 
     def hardware(self, prompt: Prompt, model: ModelSpec, world: Axis, memory: DeviceMemory) -> Hardware | str:
         """Return what has been measured, or measure it, or why that cannot be done. Collective over the world."""
-        self.note = ""
         known = gather_texts(self._known(prompt, model, world.size) if world.index == 0 else "", world)[0]
         if known.startswith(_WHY):
             return known.removeprefix(_WHY)
@@ -65,6 +69,9 @@ class OwnMachine:
         asked = probe_request(prompt, model.devices.first(len(names)), names, model.attention)
         measured = probe.measure(asked, world, memory.device)
         self._watch.note(measured.paces)
+        if self._refused:
+            self.note = f"{self._refused}, so it was measured again"
+            log.warning("%s", self.note)
         if world.index == 0:
             self._noted(prompt, model, world.size, measured)
         return measured
@@ -79,9 +86,7 @@ class OwnMachine:
             return text(found.hardware).decode()
         if found.begun:
             return _WHY + _ENDED.format(path)
-        if found.note:
-            self.note = f"{found.note}, so it is measured again"
-            log.warning("%s", self.note)
+        self._refused = found.note
         return _APART.join(facts.devices)
 
     def _noted(self, prompt: Prompt, model: ModelSpec, ranks: int, hardware: Hardware | None) -> bool:

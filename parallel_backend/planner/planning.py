@@ -68,13 +68,15 @@ def plan(prompt: Prompt, hardware: Hardware, *, mode: str = AUTO, whole: bool = 
     fitting, least = [each for each in ordered if each.room.fits], rule.layout.ranks if all_ranks else 1
     able = [each for each in fitting if each.layout.ranks >= least]
     if not able:
-        best = min(found, key=lambda each: each.room.taken)
+        best = min((each for each in found if each.layout.ranks >= least), key=lambda each: each.room.taken)
         raise InvalidRequest(
             f"{prompt.model.name} of this size fits on {hardware.name} in no layout ({best.room.refusal}): make a "
             "smaller or shorter latent, use more devices, or choose a smaller model"
         )
-    chosen = able[0] if whole and rule.layout.splits_weights else choose(able, rule, mode, hardware)
-    fewer = choose(fitting, rule, mode, hardware)
+    chosen, fewer = (
+        some[0] if whole and rule.layout.splits_weights else choose(some, rule, mode, hardware)
+        for some in (able, fitting)
+    )
     faster = fewer.layout.ranks < chosen.layout.ranks and fewer.seconds <= GAIN * chosen.seconds
     reason = comparison(chosen, rule, fitting, hardware) + (leaves_out(fewer, chosen, hardware) if faster else "")
     return Plan(

@@ -62,7 +62,7 @@ def leaves_out(fewer: Prediction, chosen: Prediction, hardware: Hardware) -> str
     """Return that a layout of fewer devices is faster than the chosen one, for the end of a sentence."""
     devices, less = len(hardware.devices), 1 - fewer.seconds / chosen.seconds
     words = f'"{fewer.layout}" on {fewer.layout.ranks} of {devices} devices would take {_percent(less)} less'
-    return f"; {words}: mode {FASTEST} takes it"
+    return f"; {words}: mode {FASTEST} may use fewer"
 
 
 def tried(layout: ParallelLayout, seconds: Mapping[ParallelLayout, float]) -> str:

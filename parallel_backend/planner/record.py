@@ -1,4 +1,4 @@
-"""What a probe has measured, kept on disk by devices, model and size. What is wrong is said, and made anew."""
+"""What a probe has measured, kept on disk by devices, model, size and kernel. What is wrong is said, and made anew."""
 
 import hashlib
 import os

@@ -71,8 +71,8 @@ def page() -> str:
 def section(name: str, document: Document) -> str:
     """Return the part of the page about one measurement."""
     machine = dict(document.machine)
-    devices = machine.pop("devices")
-    where = ", ".join([*dict.fromkeys(devices), *(f"{key} {value}" for key, value in machine.items())])
+    devices, kernels = machine.pop("devices"), machine.pop("kernels", ())
+    where = ", ".join([*dict.fromkeys(devices), *(f"{key} {value}" for key, value in machine.items()), *kernels])
     head = ["layout", *(_words(table) for table in document.results), "difference"]
     lines = [head, ["---"] * len(head), *_cells(document.results)]
     return "\n".join(

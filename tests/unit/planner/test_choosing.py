@@ -149,9 +149,9 @@ def test_without_room_nothing_is_measured(made, tmp_path, measure):
         OwnMachine(tmp_path, Watch()).hardware(made.prompt, MODEL, ALONE, memory)
 
 
-def asked_of(monkeypatch, tmp_path, made, plans):
+def asked_of(monkeypatch, tmp_path, made, plans, chooser=None):
     """Return a function that asks for a plan, and what it plans for."""
-    chooser, planning = Chooser(tmp_path), mock.Mock(side_effect=plans)
+    chooser, planning = chooser or Chooser(tmp_path), mock.Mock(side_effect=plans)
     monkeypatch.setattr(Chooser, "_plan", planning)
     monkeypatch.setattr(Chooser, "_as_now", lambda _, key, made, *__: (key, made))
     plan = made.prompt.plan(ParallelLayout())
@@ -244,10 +244,21 @@ def test_why_a_machine_is_measured_anew_is_said_once(monkeypatch, made, tmp_path
     facts = record.facts_of(MODEL.devices.first(1))
     path = record.file_of(MODEL.devices.first(1), made.prompt, tmp_path)
     assert record.write(path, structs.replace(facts, torch="9"), made.hardware) == ""
-    machine, notes = OwnMachine(tmp_path, Watch()), []
-    for _ in range(2):
-        assert machine.hardware(made.prompt, MODEL, ALONE, memory) == measured
-        notes.append(machine.note)
-    assert notes[0].startswith("this machine was measured with torch 9, and this is")
-    assert notes[0].endswith(", so it is measured again")
-    assert notes[1] == ""
+    memory.lacks.return_value = True
+    machine = OwnMachine(tmp_path, Watch())
+    assert isinstance(machine.hardware(made.prompt, MODEL, ALONE, memory), str)
+    assert machine.take_note() == "", "nothing was measured"
+    memory.lacks.return_value = False
+    assert machine.hardware(made.prompt, MODEL, ALONE, memory) == measured
+    note = machine.take_note()
+    assert note.startswith("this machine was measured with torch 9, and this is")
+    assert note.endswith(", so it was measured again")
+    assert machine.hardware(made.prompt, MODEL, ALONE, memory) == measured
+    assert machine.take_note() == ""
+
+
+def test_a_note_is_said_once_before_the_reason(monkeypatch, tmp_path, made):
+    chooser = Chooser(tmp_path)
+    chooser._machine.note = "why"
+    ask, _ = asked_of(monkeypatch, tmp_path, made, [replace(made, layouts=(A,))], chooser)
+    assert [ask().reason for _ in range(2)] == ["why; predicted", "predicted"]
