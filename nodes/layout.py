@@ -53,9 +53,9 @@ STALE_TOOLTIP = (
     "previous and none are approximate."
 )
 BALANCE_TOOLTIP = (
-    "Relative speeds of the ranks that share a picture by ring, ulysses, dsp and tensor, or of those of pipe, for "
-    "example 2:1 if the first is twice as fast. The work is divided in this ratio, exactly. 2:1/3:1 if attention is "
-    "three times as fast there. Empty: equal shares; pipe and a stale ring measure."
+    "Relative speeds of the ranks that share a picture by ring, ulysses, dsp and tensor, or of those of pipe or data, "
+    "for example 2:1 if the first is twice as fast. The work is divided in this ratio, exactly. 2:1/3:1 if attention "
+    "is three times as fast there. Empty: equal shares; pipe and a stale ring measure."
 )
 OFF = "off"
 DEGREES = "degrees"

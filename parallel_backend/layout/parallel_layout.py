@@ -43,8 +43,8 @@ class ParallelLayout:
             patch.
         warmup: number of steps at the start of a step loop that are exact even in an approximate layout.
         balance: relative speeds of the stages of ``pipe``, of the patches of a stale ``ring``, or otherwise of the
-            ranks that share a row (see ``shares_row``). If it is empty, those of stages and patches are measured, and
-            ranks that share a row count as equally fast.
+            ranks that share a row (see ``shares_row``) or, where none do, of the groups of ``data``. If it is empty,
+            those of stages and patches are measured, and other ranks count as equally fast.
         attention_balance: relative speeds in attention of the ranks that share a row, where they differ from those in
             linear layers; empty if they do not.
 
@@ -129,8 +129,8 @@ class ParallelLayout:
         for speeds in filter(None, (self.balance, self.attention_balance)):
             if count == 1:
                 raise InvalidRequest(
-                    f'layout "{self}": balance gives the speeds of ranks that share a row, and cfg and data give each '
-                    "rank whole rows; leave it out, or raise ulysses, ring, dsp, tensor or pipe"
+                    f'layout "{self}": balance gives the speeds of ranks that share a row or the samples, and cfg '
+                    "gives each rank a prompt; leave it out, or raise ulysses, ring, dsp, tensor, pipe or data"
                 )
             if len(speeds) != count:
                 raise InvalidRequest(
@@ -150,6 +150,8 @@ class ParallelLayout:
         if self.adapts:
             axis = "pipe" if self.pipe > 1 else "ring"
             return axis, self.degrees[axis]
+        if self.shares_samples:
+            return "data", self.data
         return "*".join(axis for axis in SHARING if self.degrees[axis] > 1), self.shares_row
 
     def _first_speeds(self) -> str:
@@ -177,6 +179,11 @@ class ParallelLayout:
     def shares_row(self) -> int:
         """Number of ranks that share a row: its tokens (``sequence``), and each of them the layers (``tensor``)."""
         return self.sequence * self.tensor
+
+    @property
+    def shares_samples(self) -> bool:
+        """Whether ``balance`` is for the groups of ``data``, since no ranks share a row."""
+        return self.data > 1 and self.shares_row == 1 and self.pipe == 1
 
     @property
     def splits_weights(self) -> bool:

@@ -22,6 +22,7 @@ class AxisWeights:
         frames: by place on ``dsp``.
         columns: of linear layers, by place on ``tensor``.
         cut_heads: by place on ``tensor``.
+        samples: by place on ``data``.
     """
 
     tokens: Weights
@@ -29,6 +30,7 @@ class AxisWeights:
     frames: Weights
     columns: Weights
     cut_heads: Weights
+    samples: Weights
 
 
 def weights_of(layout: ParallelLayout) -> AxisWeights:
@@ -43,6 +45,7 @@ def weights_of(layout: ParallelLayout) -> AxisWeights:
         frames=tuple(rates) if layout.dsp > 1 else (1.0,),
         columns=columns,
         cut_heads=cut_heads,
+        samples=layout.balance if layout.balance and layout.shares_samples else (1.0,) * layout.data,
     )
 
 
@@ -65,14 +68,15 @@ def by_rank(layout: ParallelLayout) -> Weights:
     if not layout.balance:
         return (1.0,) * layout.ranks
     places = map(layout.coordinates, range(layout.ranks))
-    if layout.adapts:
-        return tuple(layout.balance[place["pipe" if layout.pipe > 1 else "ring"]] for place in places)
+    if layout.adapts or layout.shares_samples:
+        axis = "data" if layout.shares_samples else "pipe" if layout.pipe > 1 else "ring"
+        return tuple(layout.balance[place[axis]] for place in places)
     return tuple(layout.balance[place["sequence"] * layout.tensor + place["tensor"]] for place in places)
 
 
 def _grid(layout: ParallelLayout, balance: Weights) -> list[Weights]:
     """Return the speeds by place in the sequence, in it by place on ``tensor``."""
-    if layout.pipe > 1 or not balance:
+    if layout.pipe > 1 or layout.shares_samples or not balance:
         return [(1.0,) * layout.tensor] * layout.sequence
     if layout.stale:
         return [(speed,) * layout.tensor for speed in balance for _ in range(layout.ulysses)]

@@ -57,7 +57,7 @@ class Split:
 
     def samples(self, count: int) -> Partition:
         """Split samples, by place on ``data``."""
-        return Partition.even(count, self.layout.data)
+        return Partition.weighted(count, self.weights.samples)
 
     def tokens(self, count: int) -> Partition:
         """Split tokens, or other items of a row that are computed alike, by place in the sequence."""
@@ -93,15 +93,23 @@ class Split:
 
     @cached_property
     def note(self) -> str:
-        """Which ranks get less than an even share of their row, for people; "" if none does, or they are stages."""
+        """Which ranks get less than an even share of their row, or of the samples, for people.
+
+        It is "" if none does, or if they are stages.
+        """
         if self.layout.pipe > 1:
             return ""
-        even, less = 1 / self.layout.shares_row, dict[str, list[str]]()
+        even = 1 / (self.layout.data if self.layout.shares_samples else self.layout.shares_row)
+        less = dict[str, list[str]]()
         for rank in range(self.layout.ranks):
-            place = self.layout.coordinates(rank)
-            tokens = self.weights.tokens[place["sequence"]] / sum(self.weights.tokens)
-            share = tokens * self.cut_share(place["tensor"])
+            share = self._share(self.layout.coordinates(rank))
             if share < _LESS * even:
                 less.setdefault(f"{share:.0%}", []).append(str(rank))
         parts = [f"rank{'s' * (len(ranks) > 1)} {' and '.join(ranks)}: {share}" for share, ranks in less.items()]
         return f"less than an even share of {even:.0%} for {', '.join(parts)}, by balance" if parts else ""
+
+    def _share(self, place: Mapping[str, int]) -> float:
+        """Return the share of a row at a place, or of the samples."""
+        if self.layout.shares_samples:
+            return self.weights.samples[place["data"]] / sum(self.weights.samples)
+        return self.weights.tokens[place["sequence"]] / sum(self.weights.tokens) * self.cut_share(place["tensor"])

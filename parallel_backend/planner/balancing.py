@@ -1,6 +1,7 @@
 """Shares for devices of unequal speed or memory: the ``balance`` of a layout on some machine."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -34,6 +35,11 @@ def by_speed(layout: ParallelLayout, hardware: Hardware) -> ParallelLayout | Non
 
     Layers and attention get speeds of their own where a layout can share heads apart from tokens.
     """
+    if layout.shares_samples:
+        speeds = _levelled(_relative(layout, hardware, _layers), hardware)
+        with suppress(InvalidRequest):  # speeds too far apart
+            return replace(layout, balance=speeds) if min(speeds) < 1 else None
+        return None
     if layout.shares_row == 1 or layout.adapts:
         return None
     layers, attention = (_relative(layout, hardware, speed) for speed in (_layers, _attention))
@@ -91,7 +97,7 @@ def equal_above(hardware: Hardware) -> float:
 
 
 def _relative(layout: ParallelLayout, hardware: Hardware, speed: Speed) -> tuple[float, ...]:
-    """Return the speeds of the ranks of a group that shares a row. Of several groups, the slowest counts."""
+    """Return the speeds of the ranks of a group that shares a row, or samples. Of several, the slowest counts."""
     speeds = _least(layout, hardware, lambda device, _: speed(device))
     return tuple(each / max(speeds) for each in speeds)
 
@@ -120,11 +126,11 @@ def _levelled(speeds: Sequence[float], hardware: Hardware) -> tuple[float, ...]:
 
 
 def _least(layout: ParallelLayout, hardware: Hardware, value: Callable[[Device, int], float]) -> list[float]:
-    """Return the least value of the devices at each place of a group that shares a row."""
-    least = [float("inf")] * layout.shares_row
+    """Return the least value of the devices at each place of a group that shares a row, or samples."""
+    least = [float("inf")] * (layout.data if layout.shares_samples else layout.shares_row)
     for rank in range(layout.ranks):
         place = layout.coordinates(rank)
-        index = place["sequence"] * layout.tensor + place["tensor"]
+        index = place["data"] if layout.shares_samples else place["sequence"] * layout.tensor + place["tensor"]
         least[index] = min(least[index], value(hardware.devices[rank], index))
     return least
 

@@ -8,6 +8,7 @@ from ..engine.validation import is_refused
 from ..errors import InvalidRequest
 from ..layout.choice import auto
 from ..layout.parallel_layout import ParallelLayout
+from ..layout.split import Split
 from .balancing import by_memory, by_speed
 from .hardware.description import Hardware
 from .request import Prompt
@@ -28,6 +29,8 @@ def layouts(prompt: Prompt, hardware: Hardware, *, approximate: bool = False) ->
         if is_refused(layout, workload) or (prompt.compiled and layout.dsp > 1):
             continue
         shares = [each for each in (layout, by_speed(layout, hardware)) if each]
+        if layout.shares_samples:  # which are whole, so that shares by speed may be equal, too
+            shares = list({Split.of(each).samples(prompt.samples): each for each in reversed(shares)}.values())
         for shared in filter(None, (*shares, *(by_memory(each, prompt, hardware) for each in shares))):
             if not is_refused(shared, workload):
                 found.append(shared)

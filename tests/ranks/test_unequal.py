@@ -21,7 +21,8 @@ LAYOUTS = [
     "tensor=2 balance=2:1", "tensor=3 balance=1:1:0.5", "ulysses=2 balance=2:1/1:3", "tensor=2 balance=1:2/3:1",
     "ulysses=3 balance=1:1000:1", "ring=2 ulysses=2 balance=4:2:2:1", "cfg=2 ulysses=2 balance=2:1",
     "data=2 ring=2 balance=1:3", "tensor=2 ulysses=2 balance=3:2:2:1", "tensor=2 ring=2 balance=1:1:1:0.5",
-    "ring=3 shard_weights balance=1:1:0.5", "tensor=2 ulysses=2 shard_weights balance=3:2:2:1",
+    "ring=3 shard_weights balance=1:1:0.5", "tensor=2 ulysses=2 shard_weights balance=3:2:2:1", "data=2 balance=3:1",
+    "cfg=2 data=2 balance=1:3",
 ]  # fmt: skip
 FAMILIES = [
     ("FluxTransformer2DModel", "dev", "ulysses=3 balance=1:1:0.5"),
@@ -31,6 +32,7 @@ FAMILIES = [
     ("Flux2Transformer2DModel", "dev", "tensor=2 balance=2:1/3:1"),
     ("WanTransformer3DModel", "i2v 2.1", "ulysses=2 balance=2:1"),
     ("WanTransformer3DModel", "i2v 2.1", "tensor=3 balance=1:1:0.5"),
+    ("WanTransformer3DModel", "i2v 2.1", "data=2 balance=1:3"),
     ("LTX2VideoTransformer3DModel", "2", "ulysses=3 balance=1:1:0.5"),
     ("LTX2VideoTransformer3DModel", "2", "ring=2 ulysses=2 balance=4:2:2:1"),
     ("LTX2VideoTransformer3DModel", "2", "tensor=2 balance=2:1/3:1"),
@@ -49,6 +51,12 @@ def test_equals_stock(pools, checkpoints, layout, heads):
     """36 tokens of the picture and 9 and 4 of the texts, of two samples."""
     ranks = ParallelLayout.parse(layout).ranks
     check(pools, checkpoints(heads=heads), tiny.Tiny(heads=heads), ranks, layout, Case())
+
+
+@pytest.mark.parametrize("layout", ["data=2 balance=2:1", "data=3 balance=1:1:0.5", "cfg=2 data=2 balance=1:4"])
+def test_five_samples_are_shared_by_speed(pools, checkpoints, layout):
+    ranks = ParallelLayout.parse(layout).ranks
+    check(pools, checkpoints(heads=3), tiny.Tiny(heads=3), ranks, layout, Case(batch=5))
 
 
 @pytest.mark.parametrize(("name", "kind", "layout"), FAMILIES)

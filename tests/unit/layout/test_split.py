@@ -36,6 +36,16 @@ def test_speeds_of_attention_share_heads_and_frames_and_the_others_tokens_and_co
     assert [found.cut_share(place) for place in range(2)] == [2 / 3, 1 / 3]
 
 
+def test_groups_of_data_share_samples():
+    found = split("cfg=2 data=3 balance=2:1:1")
+    assert [found.samples(count).sizes for count in (1, 3, 8)] == [(1, 0, 0), (1, 1, 1), (4, 2, 2)]
+    assert found.speeds == (2, 2, 1, 1, 1, 1)
+    assert found.tokens(7).sizes == (7,)
+    assert found.note == "less than an even share of 33% for ranks 2 and 3 and 4 and 5: 25%, by balance"
+    for layout in ("data=3", "data=3 ulysses=2 balance=2:1"):
+        assert split(layout).samples(7) == Partition.even(7, 3)
+
+
 def test_a_grid_shares_by_the_product_of_its_axes_where_speeds_allow():
     found = split("ring=2 ulysses=2 balance=4:2:2:1")
     assert found.tokens(9).sizes == (4, 2, 2, 1)

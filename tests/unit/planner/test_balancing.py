@@ -50,6 +50,10 @@ def asked():
         ("ulysses=2", (1, 1), (1, 0.5), "ulysses=2 balance=1:1/1:0.5"),
         ("dsp=2", (1, 0.5), (1, 0.25), "dsp=2 balance=1:0.5/1:0.25"),
         ("cfg=2", (1, 0.5), None, None),
+        ("data=2", (1, 0.5), (1, 0.25), "data=2 balance=1:0.5"),
+        ("cfg=2 data=2", (1, 0.5, 0.8, 0.6), None, "cfg=2 data=2 balance=0.83:1"),
+        ("data=2", (1, 0.9), None, None),
+        ("data=2", (1, 1e-9), None, None),
         ("pipe=2 patches=1", (1, 0.5), None, None),  # which measures for itself
         ("ulysses=2", (1, 1e-9), None, None),
     ],
@@ -223,3 +227,13 @@ def test_the_planner_takes_them_and_says_so(asked):
     assert made.chosen.layout.balance
     assert "gives slower or smaller devices less" in made.reason
     assert made.rule.layout == ParallelLayout(cfg=2)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"), [(2, ["data=2"]), (3, ["data=2"]), (8, ["data=2", "data=2 balance=1:0.34"])]
+)
+def test_samples_are_shared_by_speed_where_that_makes_a_difference(asked, samples, expected):
+    found = [
+        str(each) for each in layouts(replace(asked, samples=samples, guided=False), of(1, 0.34)) if each.data == 2
+    ]
+    assert sorted(found) == expected
