@@ -75,7 +75,8 @@ def by_planner(
     message = request.message
     found = planner(plan, model, components, shapes, world, message.origin, steps, message.adapt)
     refused = found.layout is not None and is_refused(found.layout, plan.workload())
-    note = f'what is planned ("{found.layout}") does not work for this request' if refused else found.reason
+    wrong = f'; "{found.layout}" does not work for this request, so another is taken, as without a plan'
+    note = found.reason + (wrong if refused else "")
     request.report(Progress(phase="planning", value=1, total=1, note=note), {})
     return None if refused else found
 

@@ -56,8 +56,12 @@ class Split:
         return Partition.even(count, self.layout.cfg)
 
     def samples(self, count: int) -> Partition:
-        """Split samples, by place on ``data``."""
-        return Partition.weighted(count, self.weights.samples)
+        """Split samples, by place on ``data``. The first place gets one at least: rank 0 shows what it computes."""
+        sizes = [*Partition.weighted(count, self.weights.samples).sizes]
+        if count and not sizes[0]:
+            sizes[sizes.index(max(sizes))] -= 1
+            sizes[0] = 1
+        return Partition(tuple(sizes))
 
     def tokens(self, count: int) -> Partition:
         """Split tokens, or other items of a row that are computed alike, by place in the sequence."""

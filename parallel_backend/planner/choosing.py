@@ -73,8 +73,11 @@ class Chooser:
             InvalidRequest: the mode is none, or the request fits in no layout, which ``auto`` leaves to what is taken
                 without a plan. On every rank alike.
         """
-        found = self._found(plan, model, components, shapes, world, asker, steps, adapt)
-        return replace(found, reason="; ".join(filter(None, (self._machine.take_note(), found.reason))))
+        try:
+            found = self._found(plan, model, components, shapes, world, asker, steps, adapt)
+        finally:
+            note = self._machine.take_note()
+        return replace(found, reason="; ".join(filter(None, (note, found.reason))))
 
     def _found(
         self, plan: DenoisingPlan, model: ModelSpec, components: ComponentCache, shapes: Shapes, world: Axis,

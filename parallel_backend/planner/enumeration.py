@@ -30,7 +30,8 @@ def layouts(prompt: Prompt, hardware: Hardware, *, approximate: bool = False) ->
             continue
         shares = [each for each in (layout, by_speed(layout, hardware)) if each]
         if layout.shares_samples:  # which are whole, so that shares by speed may be equal, too
-            shares = list({Split.of(each).samples(prompt.samples): each for each in reversed(shares)}.values())
+            by_samples = {Split.of(each).samples(prompt.samples): each for each in reversed(shares)}
+            shares = [*reversed(by_samples.values())]
         for shared in filter(None, (*shares, *(by_memory(each, prompt, hardware) for each in shares))):
             if not is_refused(shared, workload):
                 found.append(shared)

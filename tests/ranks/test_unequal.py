@@ -22,7 +22,7 @@ LAYOUTS = [
     "ulysses=3 balance=1:1000:1", "ring=2 ulysses=2 balance=4:2:2:1", "cfg=2 ulysses=2 balance=2:1",
     "data=2 ring=2 balance=1:3", "tensor=2 ulysses=2 balance=3:2:2:1", "tensor=2 ring=2 balance=1:1:1:0.5",
     "ring=3 shard_weights balance=1:1:0.5", "tensor=2 ulysses=2 shard_weights balance=3:2:2:1", "data=2 balance=3:1",
-    "cfg=2 data=2 balance=1:3",
+    "cfg=2 data=2 balance=1:5",
 ]  # fmt: skip
 FAMILIES = [
     ("FluxTransformer2DModel", "dev", "ulysses=3 balance=1:1:0.5"),

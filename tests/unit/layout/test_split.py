@@ -40,6 +40,12 @@ def test_groups_of_data_share_samples():
     found = split("cfg=2 data=3 balance=2:1:1")
     assert [found.samples(count).sizes for count in (1, 3, 8)] == [(1, 0, 0), (1, 1, 1), (4, 2, 2)]
     assert found.speeds == (2, 2, 1, 1, 1, 1)
+    assert [split("data=2 balance=1:4").samples(count).sizes for count in (0, 1, 2, 5)] == [
+        (0, 0),
+        (1, 0),
+        (1, 1),
+        (1, 4),
+    ]
     assert found.tokens(7).sizes == (7,)
     assert found.note == "less than an even share of 33% for ranks 2 and 3 and 4 and 5: 25%, by balance"
     for layout in ("data=3", "data=3 ulysses=2 balance=2:1"):
