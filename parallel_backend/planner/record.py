@@ -27,6 +27,8 @@ TEXT = 256
 _BEGUN = 86400.0
 """Seconds for which a measurement that has begun and not ended is not begun again."""
 _CACHES = "XDG_CACHE_HOME"
+_APART, _NAME = "-", 24
+"""Between what was measured and on which devices, and the characters of each, in a file's name."""
 _KERNELS = ("flash_attn_interface", "flash_attn", "sageattention")
 """Modules of packages for attention."""
 
@@ -88,14 +90,17 @@ def folder() -> Path:
 
 def file_of(devices: Devices, prompt: Prompt, folder: Path, attention: str = AUTO) -> Path:
     """Return the file of a measurement on these devices, of this model and size, with an attention kernel."""
+    where = devices.kind, devices.indices, devices.hosts, devices.collectives
     named: Mapping[str, Any] = {
-        "kind": devices.kind, "indices": devices.indices, "hosts": devices.hosts, "collectives": devices.collectives,
         "class": prompt.model.class_name, "config": {name: str(value) for name, value in prompt.model.config.items()},
         "shapes": {name: _rounded(prompt, name) for name in prompt.shapes}, "dtype": str(prompt.dtype),
         "attention": attention,
     }  # fmt: skip
-    digest = hashlib.sha256(msgspec.json.encode(named, order="sorted")).hexdigest()
-    return folder / f"{digest[:32]}.json"
+    return folder / f"{_named(named)}{_APART}{_named(where)}.json"
+
+
+def _named(things: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(things, order="sorted")).hexdigest()[:_NAME]
 
 
 def _rounded(prompt: Prompt, name: str) -> tuple[int, ...]:
@@ -112,7 +117,7 @@ def read(path: Path, facts: Facts) -> Found:
         with path.open("rb") as file:
             data, written = file.read(MAX_FILE + 1), os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
-        return Found(hardware=None)
+        return Found(hardware=None, note=_removed(path))
     except OSError as error:
         return Found(hardware=None, note=f"the measurement in {path} cannot be read ({error.strerror})")
     try:
@@ -129,6 +134,20 @@ def read(path: Path, facts: Facts) -> Found:
         begun = 0 <= time.time() - written < _BEGUN
         return Found(hardware=None, note="measuring this machine did not end", begun=begun)
     return Found(hardware=record.hardware, tried=record.tried)
+
+
+def _removed(path: Path) -> str:
+    """Return that GPUs of this host are gone with which the same was measured, in a sentence; "" if none is."""
+    import torch
+
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    others = path.parent.glob(f"{path.name.partition(_APART)[0]}{_APART}*.json") if here else ()
+    for other in sorted(others):
+        with suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest):
+            record = msgspec.json.decode(other.read_bytes()[:MAX_FILE], type=_Record)
+            if record.hardware and not record.hardware.hosts and len(record.facts.devices) > here:
+                return f"this machine was measured with more devices ({', '.join(record.facts.devices)})"
+    return ""
 
 
 def write(path: Path, facts: Facts, hardware: Hardware | None, tried: Tried | None = None) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace as replaced
 
 import msgspec
 import pytest
+import torch
 
 from parallel_backend.planner import record
 from parallel_backend.planner.hardware import shipped
@@ -100,6 +101,22 @@ def test_devices_model_and_size_have_files_of_their_own(tmp_path):
     }
     assert len(files) == 5
     assert record.file_of(CPU, prompt(find("flux"), "512x512", steps=3), tmp_path) in files
+
+
+def test_a_card_that_is_gone_is_said(tmp_path, monkeypatch):
+    asked = prompt(find("flux"), "512x512")
+    both, one = (record.file_of(Devices(kind="cuda", indices=indices), asked, tmp_path) for indices in ((0, 1), (0,)))
+    record.write(both, FACTS, HARDWARE)
+    left = msgspec.structs.replace(FACTS, devices=("a",))
+    assert record.read(one, left) == record.Found(hardware=None), "no GPU is asked here"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for count, said in ((2, ""), (1, "this machine was measured with more devices (a, b)")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert record.read(one, left).note == said
+    other = record.file_of(Devices(kind="cuda", indices=(0,)), prompt(find("flux"), "1024x1024"), tmp_path)
+    assert record.read(other, left).note == ""
+    both.write_text("damaged")
+    assert record.read(one, left).note == ""
 
 
 def test_texts_of_about_one_length_are_measured_once(tmp_path):
