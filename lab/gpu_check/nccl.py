@@ -93,7 +93,7 @@ def _flag(where: torch.device) -> bool:
 def _new_group(where: torch.device, *, waits: bool = False) -> bool:
     """Make a group, with few channels if its receives wait, and return whether it works."""
     minute = timedelta(seconds=60)
-    group = dist.new_group([0], timeout=minute, pg_options=waiting_options(minute) if waits else None)
+    group = dist.new_group([0], timeout=minute, pg_options=waiting_options() if waits else None)
     one = torch.ones(1, device=where)
     dist.all_reduce(one, group=group)
     return float(one) == 1.0

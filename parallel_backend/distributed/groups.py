@@ -80,7 +80,7 @@ class GroupPool:
             before = self._usage()
             with PROGRESS.phase(CONNECTING):
                 nccl = "nccl" in dist.get_backend(dist.group.WORLD)
-                options = waiting_options(self._timeout) if nccl and key.waits else None
+                options = waiting_options() if nccl and key.waits and dist.is_nccl_available() else None
                 group = dist.new_group(list(key.ranks), timeout=self._timeout, pg_options=options)
                 self._made[key] = group if self._rank in key.ranks else None
                 if self._rank in key.ranks and nccl:

@@ -57,7 +57,7 @@ def join(
         connect(dist.group.WORLD)
 
 
-def waiting_options(timeout: timedelta) -> Any:
+def waiting_options() -> Any:
     """Return NCCL's options of a group whose receives are posted long before their tensors are sent.
 
     A receive's kernel waits on the device, and takes a multiprocessor from computation for each of its channels, of
@@ -68,7 +68,6 @@ def waiting_options(timeout: timedelta) -> Any:
     """
     options = dist.ProcessGroupNCCL.Options()
     options.config.max_ctas = _WAITING_CHANNELS
-    options._timeout = timeout
     return options
 
 

@@ -91,6 +91,7 @@ def test_the_last_user_frees_a_group_and_none_frees_the_one_of_all_ranks(card):
 def test_only_receives_that_wait_have_few_channels(card, monkeypatch, backend, limits):
     nccl = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace(max_ctas=None)))
     monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl, raising=False)  # which a torch without CUDA does not have
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(dist, "get_backend", lambda _: backend)
     make(pool(), *groups_of(ParallelLayout(pipe=4)), PAIR)
     assert [options and options.config.max_ctas for options in card.options] == limits
