@@ -144,7 +144,8 @@ def _removed(path: Path) -> str:
     others = path.parent.glob(f"{path.name.partition(_APART)[0]}{_APART}*.json") if here else ()
     for other in sorted(others):
         with suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest):
-            record = msgspec.json.decode(other.read_bytes()[:MAX_FILE], type=_Record)
+            with other.open("rb") as file:
+                record = msgspec.json.decode(file.read(MAX_FILE), type=_Record)
             if record.hardware and not record.hardware.hosts and len(record.facts.devices) > here:
                 return f"this machine was measured with more devices ({', '.join(record.facts.devices)})"
     return ""

@@ -138,6 +138,15 @@ def test_ranks_that_ended_while_they_measured_do_not_measure_again(made, tmp_pat
     assert measure.call_count == 1
 
 
+def test_the_kernel_of_the_model_is_asked_for(made, tmp_path, measure):
+    memory = mock.Mock()
+    memory.lacks.return_value = False
+    for name in ("auto", "sage"):  # which have records of their own
+        with pytest.raises(RuntimeError):
+            OwnMachine(tmp_path, Watch()).hardware(made.prompt, replace(MODEL, attention=name), ALONE, memory)
+    assert [call.args[0].attention for call in measure.call_args_list] == ["auto", "sage"]
+
+
 def test_without_room_nothing_is_measured(made, tmp_path, measure):
     memory = mock.Mock()
     memory.lacks.side_effect = lambda nbytes, _: nbytes > 10**8

@@ -56,6 +56,20 @@ def test_one_rank_measures_its_layers_and_its_attention(class_name):
     assert predicted.sampling == pytest.approx(2 * predicted.step.seconds)
 
 
+@pytest.mark.parametrize("name", ["sage", "no such kernel"])
+def test_the_kernel_of_the_request_is_measured_where_it_can_be(monkeypatch, name):
+    (_, request), taken, choose = asked(WAN), [], probe.choose
+
+    def choosing(name, *given):
+        taken.append(name)
+        return choose(name, *given)
+
+    monkeypatch.setattr(probe, "choose", choosing)
+    hardware = measured(msgspec.structs.replace(request, attention=name))
+    assert taken == [name]
+    assert hardware.devices[0].attends, "by torch's own: the other is refused with the request"
+
+
 def test_exchanges_are_measured_in_small_groups_and_with_idle_ranks():
     assert [probe._groups(ranks) for ranks in (1, 2, 3)] == [[], [[(0, 1)]], [[(0, 1)], [(0, 1, 2)]]]
     assert probe._groups(4) == [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1, 2)], [(0, 1, 2, 3)]]
