@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from parallel_backend import env
+from parallel_backend.attention import kernels
 from parallel_backend.distributed.world import world
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import FAMILIES, family_of
@@ -58,11 +59,11 @@ def test_one_rank_measures_its_layers_and_its_attention(class_name):
 
 @pytest.mark.parametrize("name", ["sage", "no such kernel"])
 def test_the_kernel_of_the_request_is_measured_where_it_can_be(monkeypatch, name):
-    (_, request), taken, choose = asked(WAN), [], probe.choose
+    (_, request), taken = asked(WAN), []
 
     def choosing(name, *given):
         taken.append(name)
-        return choose(name, *given)
+        return kernels.choose(name, *given)
 
     monkeypatch.setattr(probe, "choose", choosing)
     hardware = measured(msgspec.structs.replace(request, attention=name))
