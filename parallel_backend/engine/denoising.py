@@ -207,9 +207,9 @@ class Denoising:
         planned = by_planner(self.planner, plan, self.request, self.components, world)
         if planned is None or planned.layout is None:
             return fit(plan, self.components, message.model, self.agreements, adapt=message.adapt)
+        self._holds_until = time.monotonic() + planned.holds
         if message.model.mode == AUTO:
             return self._fitted(plan, planned.layout)
-        self._holds_until = time.monotonic() + planned.holds
         if planned.trial and isinstance(message, Forward) and not message.cache:  # which computes all steps
             self._trial = planned.trial()
         return replace(plan, layout=planned.layout)

@@ -95,9 +95,6 @@ class Chooser:
             _keep(self._plans, key, known)
             if not known.layouts:
                 return Planned(layout=None, reason=known.reason)
-            if model.mode == AUTO:  # which never asks again
-                speeds = shares_of_rows(known.hardware, world.size).balance
-                return Planned(layout=known.layouts[0], reason=known.reason, speeds=speeds)
             key, made = self._as_now((key, known.adapted), known, model, world, components.device, asker)
         found = self._tried(key, made, plan, model, world)
         return replace(found, holds=EVERY, speeds=shares_of_rows(made.hardware, world.size).balance)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from lab.verify.vae.run import TOLERANCE, VaeCase, VaeComparison
+from parallel_backend.engine import planned
 from parallel_backend.engine.layout_trial import CALLS, LayoutTrial
-from parallel_backend.engine.planned import Planned
+from parallel_backend.engine.planned import LEAST_BYTES, Planned
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner.hardware import shipped
 from parallel_backend.planner.hardware.description import Hardware, Link
@@ -16,7 +17,8 @@ from parallel_backend.planner.slowdown import EVERY, Watch
 from parallel_backend.protocol.origin import Origin
 from tests.ranks import driver
 from tests.ranks.requests import Case
-from tests.ranks.test_layout_trials import asked, settled
+from tests.ranks.test_layout_trials import asked
+from tests.ranks.test_layout_trials import settled as no_longer_planned
 from tests.ranks.test_runs import check, inputs, step
 from tests.ranks.test_runs import path as path  # a fixture
 
@@ -25,7 +27,7 @@ ASKED: list[object] = []
 
 
 def plan_in_turn(rank, texts, holds):
-    """Let a rank's engine plan another layout each time."""
+    """Let a rank's engine plan another layout each time, also for a small model in ``auto``."""
     layouts = [ParallelLayout.parse(text) for text in texts]
     ASKED.clear()
 
@@ -33,15 +35,21 @@ def plan_in_turn(rank, texts, holds):
         ASKED.append(given[5])
         return Planned(layout=layouts[(len(ASKED) - 1) % len(layouts)], reason="planned", holds=holds)
 
-    driver.engine(rank).planner = planner
+    driver.engine(rank).planner, planned.LEAST_BYTES = planner, 0
+
+
+def settled(rank):
+    """Let a rank's engine no longer plan."""
+    no_longer_planned(rank)
+    planned.LEAST_BYTES = LEAST_BYTES
 
 
 def who_asked(rank):
     return list(ASKED)
 
 
-@pytest.mark.parametrize("holds", [0.0, 1e9])
-def test_another_prompt_is_planned_again_when_a_plan_is_old(pools, path, holds):
+@pytest.mark.parametrize(("holds", "mode"), [(0.0, "fastest"), (0.0, "auto"), (1e9, "auto")])
+def test_another_prompt_is_planned_again_when_a_plan_is_old(pools, path, holds, mode):
     """The same prompt never is, and each step is exact."""
     case = Case(seed=30)
     first, second = Origin(prompt="first", node="1"), Origin(prompt="second", node="1")
@@ -49,7 +57,9 @@ def test_another_prompt_is_planned_again_when_a_plan_is_old(pools, path, holds):
     repeats = []
     try:
         for number, origin in enumerate((first, first, second, second)):
-            answers = pools(3).run(step, replace(asked(path, case), origin=origin), inputs(case, number))
+            message = asked(path, case)
+            message = replace(message, origin=origin, model=replace(message.model, mode=mode))
+            answers = pools(3).run(step, message, inputs(case, number))
             check(answers, case, number)
             repeats.append({answer["repeats"] for answer in answers})
             time.sleep(0.01)

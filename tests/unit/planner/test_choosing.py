@@ -1,6 +1,5 @@
 """Layouts to try: what earlier processes found, what ended them, and what is kept on disk."""
 
-import math
 from dataclasses import replace
 from unittest import mock
 
@@ -22,7 +21,7 @@ from parallel_backend.planner.kept_times import KeptTimes
 from parallel_backend.planner.models import find
 from parallel_backend.planner.own_machine import OwnMachine, with_memory
 from parallel_backend.planner.request import prompt
-from parallel_backend.planner.slowdown import Watch
+from parallel_backend.planner.slowdown import EVERY, Watch
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 
 ALONE = Axis(name="all", group=None, ranks=(0,), index=0, gloo=True)
@@ -210,7 +209,7 @@ def test_auto_plans_for_roomy_devices_and_tries_nothing(planning):
     found = planning("auto")
     assert found.layout is not None
     assert not found.layout.splits_weights
-    assert (found.trial, found.holds) == (None, math.inf)
+    assert (found.trial, found.holds) == (None, EVERY)
 
 
 def test_auto_leaves_no_device_idle_and_streams_nothing(planning):

@@ -162,15 +162,16 @@ def chosen(tmp_path, monkeypatch):
     monkeypatch.setattr(agreed, "gather_texts", lambda text, axis: [text])
 
     def found(paces, model=MODEL):
-        made = agreed.agree(prompt(find("wan2.1-t2v-1.3b"), "480x480x17"), PAIR, MODEL, WORLD)
+        made = agreed.agree(prompt(find("wan2.1-t2v-1.3b"), "480x480x17"), PAIR, model, WORLD)
         chooser = Chooser(tmp_path, Ranks(paces).watch())
         return made, *chooser._as_now("key", made, model, WORLD, torch.device("cpu"), None)
 
     return found
 
 
-def test_a_slower_rank_changes_the_plan_and_the_reason_says_so(chosen):
-    made, key, now = chosen((50, 20))
+@pytest.mark.parametrize("mode", ["fastest", "auto"])
+def test_a_slower_rank_changes_the_plan_and_the_reason_says_so(chosen, mode):
+    made, key, now = chosen((50, 20), replace(MODEL, mode=mode))
     assert key == ("key", (1, 0.5))
     assert now.layouts[0].balance == (1, 0.5)
     assert now.changed == "now rank 1 at 50 % of the speed that was measured: "
