@@ -270,6 +270,8 @@ def _cut(rows: Tensor, dim: int, parts: tuple[slice, ...] | None) -> Tensor:
     """Return, of the dim ``dim``, the parts that are wanted."""
     if parts is None:
         return rows
+    if len(parts) == 1:  # without a copy
+        return rows.narrow(dim, parts[0].start, parts[0].stop - parts[0].start)
     return torch.cat([rows.narrow(dim, part.start, part.stop - part.start) for part in parts], dim=dim)
 
 
