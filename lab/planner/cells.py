@@ -5,6 +5,9 @@ probe: where the speed of a machine changes within minutes, one probe would coun
 planner chooses by the first probe alone, and in ``fastest`` it tries a few layouts that are predicted to be nearly as
 fast in the first steps. Its choice before and after that is compared with the best of all that were timed, and with
 what the backend takes without a plan: the regret of a choice is by how much its time exceeds the best one's.
+
+With ``--steps`` a cell is a whole sampling on the ranks, and approximate layouts take part: they begin with exact
+steps, so the number of steps decides whether they are the fastest.
 """
 
 import argparse
@@ -12,7 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,7 +27,8 @@ from parallel_backend.client.devices import choose_devices
 from parallel_backend.client.temporary_backend import temporary_backend
 from parallel_backend.engine.layout_trial import fastest
 from parallel_backend.errors import InvalidRequest
-from parallel_backend.layout.modes import FASTEST
+from parallel_backend.interfaces.geometry import LATENT, TIMESTEP
+from parallel_backend.layout.modes import APPROXIMATE, FASTEST
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner import measured, record
 from parallel_backend.planner.hardware.description import Hardware
@@ -32,89 +36,20 @@ from parallel_backend.planner.models import Model, of_checkpoint
 from parallel_backend.planner.planning import Plan, plan, rivals
 from parallel_backend.planner.prediction import predict
 from parallel_backend.planner.request import Prompt
-from parallel_backend.protocol.messages import Forward
+from parallel_backend.protocol.messages import Forward, Sample
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.verify import examples
 
 from . import machines
 from .machines import Machine
+from .regret import Cell, Cells
 
 FAMILIES = ("flux", "wan", "latte")
 """Families whose small models are timed, by the names of ``lab bench``."""
 SIZES = (1024, 4096)
 """Tokens of the latent."""
 ROUNDS = 5
-_TEXT = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """A layout that was timed.
-
-    Attributes:
-        layout: the layout.
-        predicted: seconds of a forward, the median of all probes.
-        measured: the same, the median of all rounds.
-    """
-
-    layout: str
-    predicted: float
-    measured: float
-
-    @property
-    def error(self) -> float:
-        """Of the prediction."""
-        return self.predicted / self.measured - 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cells:
-    """All layouts of a family and a size.
-
-    Attributes:
-        what: family, tokens and guidance.
-        cells: by layout.
-        chosen: what the planner takes.
-        settled: what it takes after it has tried that beside its rivals, by the times here.
-        rule: what the backend takes without a plan.
-        probing: seconds of a probe, the median.
-    """
-
-    what: str
-    cells: tuple[Cell, ...]
-    chosen: str
-    settled: str
-    rule: str
-    probing: float
-
-    @property
-    def failed(self) -> bool:
-        """Nothing is a failure: errors are reported."""
-        return False
-
-    def regret(self, layout: str) -> float:
-        """By how much a layout's time exceeds the best one's."""
-        by_layout = {cell.layout: cell.measured for cell in self.cells}
-        return by_layout[layout] / min(by_layout.values()) - 1
-
-    def _over(self, layout: str) -> str:
-        timed = layout in {cell.layout for cell in self.cells}
-        return f"{100 * self.regret(layout):.0f} % over" if timed else "which was not timed beside"
-
-    def describe(self) -> str:
-        """Format the cells as a table."""
-        lines = [f"{self.what}: {'predicted':>10} {'measured':>10} {'error':>7}"]
-        lines += [
-            f"{cell.layout:34} {1e3 * cell.predicted:8.1f} ms {1e3 * cell.measured:8.1f} ms {100 * cell.error:6.0f}%"
-            for cell in self.cells
-        ]
-        error = statistics.median(abs(cell.error) for cell in self.cells)
-        lines.append(
-            f'median error {100 * error:.0f} %; a probe takes {self.probing:.1f} s; the planner takes "{self.chosen}", '
-            f'{self._over(self.chosen)} the best, and "{self.settled}" when it has tried, {self._over(self.settled)} '
-            f'it; without a plan "{self.rule}" is taken, {self._over(self.rule)} it'
-        )
-        return "\n".join(lines)
+_TEXT, _GUIDANCE = 64, 4.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default %(default)s)")
     parser.add_argument("--guidance", action="store_true", help="two branches")
     parser.add_argument("--batch", type=int, default=1, help="samples (default %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=0, metavar="N",
+        help='times samplings of N steps, also in approximate layouts, as mode "allow approximate" plans them '
+        "(default: single exact steps)",
+    )  # fmt: skip
     machines.add_arguments(parser)
     parser.add_argument(
         "--layout", action="append", metavar="LAYOUT",
@@ -141,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
     for name in ("rounds", "batch"):
         if getattr(options, name) < 1:
             raise InvalidRequest(f"--{name} {getattr(options, name)}: at least 1 is needed")
+    if options.steps < 0:
+        raise InvalidRequest(f"--steps {options.steps}: a number of steps is needed, or 0 for single ones")
     machine = machines.of(options)
     devices = choose_devices(options.devices, {f"--ranks {options.ranks}": options.ranks})
     sizes = options.tokens or SIZES
@@ -151,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
                 devices,
                 machine,
                 guided=options.guidance,
+                steps=options.steps,
                 rounds=options.rounds,
                 only=[ParallelLayout.parse(text) for text in options.layout or ()],
             )
@@ -162,8 +105,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def timed(
-    case: Case, devices: Devices, machine: Machine, *, guided: bool, rounds: int, only: Sequence[ParallelLayout] = ()
-) -> Cells:
+    case: Case, devices: Devices, machine: Machine, *, guided: bool, rounds: int, steps: int = 0,
+    only: Sequence[ParallelLayout] = (),
+) -> Cells:  # fmt: skip
     """Probe, predict and time all layouts of a family's small model that fit.
 
     Args:
@@ -172,19 +116,20 @@ def timed(
         machine: what is different here.
         guided: whether there are two branches.
         rounds: probes, and forwards of each layout.
+        steps: of a sampling; 0 for forwards.
         only: layouts without balance, if not all are timed. One rank is, too.
     """
     inputs = [dict(case.inputs()) for _ in range(2 if guided else 1)]
     with tempfile.TemporaryDirectory(prefix="plan-cells-") as name:
         scratch = Path(name)
         path = write_model(scratch / "model", case.family)
-        asked = _prompt(of_checkpoint(path), inputs[0], guided=guided)
+        asked = _prompt(of_checkpoint(path), inputs[0], guided=guided, steps=steps)
         with machine.made(len(devices.indices), scratch), temporary_backend(scratch) as client:
             probe = _Probe(client=client, devices=devices, asked=asked)
             hardware = probe.measure()
-            made = plan(asked, hardware, mode=FASTEST)
+            made = plan(asked, hardware, mode=APPROXIMATE if asked.loop else FASTEST)
             tried = _tried([each.layout for each in made.predictions if each.room.fits], only)
-            calls = [_call(client, path, devices, layout, inputs) for layout in tried]
+            calls = [_call(client, _spec(path, devices, layout), inputs, steps) for layout in tried]
             cells = _cells(tried, calls, probe, rounds)
     return Cells(
         what=_what(case, asked) + f" on {len(devices.indices)} ranks{machine}", cells=cells,
@@ -195,7 +140,7 @@ def timed(
 
 def _settled(made: Plan, cells: Sequence[Cell]) -> str:
     """Return what is taken after trials, by the times of the layouts that were timed."""
-    measured = {cell.layout: cell.measured for cell in cells}
+    measured = {} if made.prompt.loop else {cell.layout: cell.measured for cell in cells}
     tried = [each for each in (made.chosen.layout, *rivals(made)) if str(each) in measured]
     return str(fastest(tried[0], {each: measured[str(each)] for each in tried}) if tried else made.chosen.layout)
 
@@ -216,14 +161,15 @@ def _tried(fitting: Sequence[ParallelLayout], only: Sequence[ParallelLayout]) ->
 
 def _what(case: Case, asked: Prompt) -> str:
     samples = f", {asked.samples} samples" if asked.samples > 1 else ""
-    return f"{replace(case, branches=1)}{samples}{', two branches' if asked.guided else ''}"
+    steps = f", {asked.steps} steps" if asked.loop else ""
+    return f"{replace(case, branches=1)}{samples}{', two branches' if asked.guided else ''}{steps}"
 
 
-def _prompt(model: Model, inputs: dict[str, torch.Tensor], *, guided: bool) -> Prompt:
-    """Return the prompt of one forward with these inputs."""
+def _prompt(model: Model, inputs: dict[str, torch.Tensor], *, guided: bool, steps: int) -> Prompt:
+    """Return the prompt of one forward with these inputs, or of a sampling."""
     prompt = Prompt(
-        model=model, size=tuple(inputs["hidden_states"].shape[2:]), steps=1, guided=guided, dtype=torch.float32,
-        samples=len(inputs["hidden_states"]), loop=False,
+        model=model, size=tuple(inputs[LATENT].shape[2:]), steps=steps or 1, guided=guided, dtype=torch.float32,
+        samples=len(inputs[LATENT]), loop=steps > 0,
     )  # fmt: skip
     prompt.__dict__["shapes"] = {name: (1, *tensor.shape[1:]) for name, tensor in inputs.items()}
     return prompt
@@ -275,13 +221,26 @@ def _cells(
     )
 
 
+def _spec(path: Path, devices: Devices, layout: ParallelLayout) -> ModelSpec:
+    return ModelSpec(path=str(path), devices=devices, dtype="float32", layout=layout)
+
+
 def _call(
-    client: Client, path: Path, devices: Devices, layout: ParallelLayout, inputs: Sequence[dict[str, torch.Tensor]]
+    client: Client, spec: ModelSpec, inputs: Sequence[dict[str, torch.Tensor]], steps: int
 ) -> Callable[[], float]:
-    spec = ModelSpec(path=str(path), devices=devices, dtype="float32", layout=layout)
-    message = Forward(model=spec, branches=len(inputs), measure="seconds")
+    """Return what runs a forward, or a sampling, and returns its seconds."""
+    message: Forward | Sample = Forward(model=spec, branches=len(inputs), measure="seconds")
+    tensors = examples.branches(inputs)
+    if steps:
+        message = Sample(
+            model=spec, branches=len(inputs), sampler="euler", cfg=_GUIDANCE if len(inputs) > 1 else 1.0,
+            measure="seconds",
+        )  # fmt: skip
+        constant = [{name: each[name] for name in each if name not in (LATENT, TIMESTEP)} for each in inputs]
+        tensors = examples.branches(constant)
+        tensors |= {"x": inputs[0][LATENT], "sigmas": torch.linspace(1, 0, steps + 1)}
 
     def call() -> float:
-        return float(client.call(message, examples.branches(inputs))["seconds"])
+        return float(client.call(message, tensors)["seconds"])
 
     return call

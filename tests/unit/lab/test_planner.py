@@ -1,18 +1,26 @@
 """The lab's comparisons of the planner: the published rows, and their halves."""
 
+from argparse import Namespace
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
+from lab.bench.ranks.cases import MODELS, Case
 from lab.planner import cells
-from lab.planner.cells import Cell, Cells, _tried
+from lab.planner.cells import _tried
 from lab.planner.published import FILE, Row, compared, read, summary
+from lab.planner.regret import Cell, Cells
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.layout.parallel_layout import ParallelLayout
 from parallel_backend.planner.hardware.shipped import KERNELS, MACHINES
-from parallel_backend.planner.models import PUBLISHED
+from parallel_backend.planner.models import PUBLISHED, Model
+from parallel_backend.protocol.model_spec import Devices, ModelSpec
+
+CASE = Case(family="flux", tokens=16, text_tokens=8, branches=1)
 
 
 def test_every_second_row_is_held_out():
@@ -71,13 +79,17 @@ def test_a_named_layout_that_does_not_work_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("times", "settled"),
-    [((1.0, 0.5, 2.0, 0.1), "ulysses=2"), ((1.0, 0.98, 2.0, 0.1), "one rank"), ((1.0, None, None, 0.1), "one rank")],
-)
-def test_trials_settle_on_the_fastest_of_the_choice_and_its_rivals(monkeypatch, times, settled):
+    ("times", "loop", "settled"),
+    [
+        ((1.0, 0.5, 2.0, 0.1), False, "ulysses=2"), ((1.0, 0.98, 2.0, 0.1), False, "one rank"),
+        ((1.0, None, None, 0.1), False, "one rank"), ((1.0, 0.5, 2.0, 0.1), True, "one rank"),
+    ],
+)  # fmt: skip
+def test_trials_settle_on_the_fastest_of_the_choice_and_its_rivals(monkeypatch, times, loop, settled):
+    """The ranks' own loop tries nothing."""
     one, *others = map(ParallelLayout.parse, ("one rank", "ulysses=2", "ring=2"))
     monkeypatch.setattr(cells, "rivals", lambda _: tuple(others))
-    made: Any = SimpleNamespace(chosen=SimpleNamespace(layout=one))
+    made: Any = SimpleNamespace(chosen=SimpleNamespace(layout=one), prompt=SimpleNamespace(loop=loop))
     layouts = (one, *others, ParallelLayout(tensor=2))
     timed = [
         Cell(layout=str(each), predicted=1.0, measured=taken)
@@ -85,3 +97,25 @@ def test_trials_settle_on_the_fastest_of_the_choice_and_its_rivals(monkeypatch, 
         if taken
     ]
     assert cells._settled(made, timed) == settled
+
+
+@pytest.mark.parametrize(("steps", "names"), [(0, {"hidden_states", "timestep"}), (4, set())])
+def test_a_cell_is_a_forward_or_a_sampling_of_so_many_steps(steps, names):
+    client, inputs = mock.Mock(), [dict(CASE.inputs()) for _ in range(2)]
+    client.call.return_value = {"seconds": torch.tensor(1.5)}
+    spec = ModelSpec(path="/", devices=Devices(kind="cpu", indices=(0,)), layout=ParallelLayout())
+    assert cells._call(client, spec, inputs, steps)() == 1.5
+    message, tensors = client.call.call_args.args
+    changing = {"hidden_states", "timestep"}
+    assert {name for name in changing if f"1.{name}" in tensors} == names
+    assert (message.branches, message.measure, "1.encoder_hidden_states" in tensors) == (2, "seconds", True)
+    if steps:
+        assert (tensors["x"].shape, len(tensors["sigmas"])) == (inputs[0]["hidden_states"].shape, steps + 1)
+
+
+def test_approximate_layouts_are_planned_for_samplings_alone():
+    inputs = dict(CASE.inputs())
+    model = Model(name="flux", class_name="FluxTransformer2DModel", config=MODELS["flux"].config, path=None)
+    assert [cells._prompt(model, inputs, guided=False, steps=steps).loop for steps in (0, 4)] == [False, True]
+    with pytest.raises(InvalidRequest, match="--steps -1: a number of steps"):
+        cells.run(Namespace(rounds=1, batch=1, steps=-1))
