@@ -35,9 +35,10 @@ def fit(
     """Return the plan in a layout whose weights fit on the devices, if there is one. Collective over the world.
 
     Layouts with whole weights come first. If none fits, the plan keeps its layout, and blocks stream.
-    A choice stays until a request needs more memory or the model is unloaded. Where requests take turns that divide
-    the weights differently, such as steps with and without guidance, the one that can takes over the other's layout.
-    Otherwise each turn would load the weights anew.
+    A choice stays until a request needs more memory or the model is unloaded. Whole weights stay also where another
+    layout of them is to be taken, as for a device that has become slower, and has no room. Where requests take turns
+    that divide the weights differently, such as steps with and without guidance, the one that can takes over the
+    other's layout. Otherwise each turn would load the weights anew.
 
     Args:
         plan: the request in the layout that suits roomy devices.
@@ -61,6 +62,9 @@ def fit(
         layout = choose(replace(plan, layout=roomy), components.checkpoint, components.dtype, rooms)
         fits = layout == roomy
         if not fits and roomy != plan.layout:  # what the rule gives is the same for all sizes
+            if chosen and _serves(plan, components, chosen):
+                agreements.use_layout(key, chosen)
+                return replace(plan, layout=chosen.layout)
             layout = choose(plan, components.checkpoint, components.dtype, rooms)
             roomy = roomy if layout.splits_weights else plan.layout
         chosen = ChosenLayout(work=wanted if fits else work, layout=layout)
@@ -71,6 +75,14 @@ def fit(
     agreements.use_layout(key, chosen)
     whole = not chosen.layout.splits_weights
     return replace(plan, layout=roomy if whole else chosen.layout)
+
+
+def _serves(plan: DenoisingPlan, components: ComponentCache, chosen: ChosenLayout) -> bool:
+    """Whether a request, as a plan in any layout, can stay in the one that was chosen, with its whole weights."""
+    plan = replace(plan, layout=chosen.layout)
+    if plan.layout.splits_weights or is_refused(plan.layout, plan.workload()):
+        return False
+    return _work(plan, components.checkpoint, components.dtype) <= chosen.work
 
 
 def _takes_over(plan: DenoisingPlan, components: ComponentCache, chosen: ChosenLayout, latest: ChosenLayout) -> bool:

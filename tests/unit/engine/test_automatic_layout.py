@@ -15,12 +15,13 @@ from parallel_backend.planner.request import prompt
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 
 RULE, PLANNED, SPLIT = map(ParallelLayout.parse, ("cfg=2", "ulysses=2", "ulysses=2 shard_weights"))
+SLOWER = ParallelLayout.parse("ulysses=2 balance=1:0.5")
 MODEL = ModelSpec(path="/", stamp="1", devices=Devices(kind="cpu", indices=(0, 1)))
 
 
 @pytest.fixture
 def fitted(monkeypatch):
-    """Fit requests one after another, whose tensors take ``rule`` or ``planned`` of a room of 7."""
+    """Fit requests one after another, whose tensors take ``rule``, ``planned`` or ``slower`` of a room of 7."""
     agreements, works = Agreements(world=world(0, 1)), dict[ParallelLayout, int]()
     components = mock.Mock(dtype=torch.float32)
     monkeypatch.setattr(automatic_layout, "_work", lambda plan, *_: works[plan.layout])
@@ -31,9 +32,9 @@ def fitted(monkeypatch):
     )  # fmt: skip
     plan = prompt(find("wan2.1-t2v-1.3b"), "480x480x17").plan(RULE)
 
-    def fitting(rule, planned=0, *, adapt=True):
-        works.update({RULE: rule, PLANNED: planned, SPLIT: 0})
-        roomy = PLANNED if planned else None
+    def fitting(rule, planned=0, *, slower=0, adapt=True):
+        works.update({RULE: rule, PLANNED: planned, SLOWER: slower, SPLIT: 0})
+        roomy = SLOWER if slower else PLANNED if planned else None
         return fit(plan, components, MODEL, agreements, adapt=adapt, roomy=roomy).layout
 
     return fitting
@@ -62,3 +63,9 @@ def test_sizes_that_take_turns_keep_split_weights(fitted):
 def test_a_first_try_does_not_look_for_room(fitted):
     assert fitted(10, 10, adapt=False) == PLANNED
     assert fitted(10, adapt=False) == RULE
+
+
+def test_whole_weights_stay_where_shares_by_speed_have_no_room(fitted):
+    """Neither the rule's layout has, and splitting weights would read them anew."""
+    assert [fitted(10, 5), fitted(10, 5, slower=8), fitted(10, 5)] == [PLANNED] * 3
+    assert fitted(10, 6, slower=8) == SPLIT  # a larger picture
