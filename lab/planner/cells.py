@@ -115,7 +115,7 @@ def timed(
         devices: of the ranks.
         machine: what is different here.
         guided: whether there are two branches.
-        rounds: probes, and forwards of each layout.
+        rounds: probes, and forwards or samplings of each layout.
         steps: of a sampling; 0 for forwards.
         only: layouts without balance, if not all are timed. One rank is, too.
     """
@@ -139,8 +139,10 @@ def timed(
 
 
 def _settled(made: Plan, cells: Sequence[Cell]) -> str:
-    """Return what is taken after trials, by the times of the layouts that were timed."""
-    measured = {} if made.prompt.loop else {cell.layout: cell.measured for cell in cells}
+    """Return what is taken after trials, by the times of the layouts that were timed; "" if nothing is tried."""
+    if made.prompt.loop:
+        return ""
+    measured = {cell.layout: cell.measured for cell in cells}
     tried = [each for each in (made.chosen.layout, *rivals(made)) if str(each) in measured]
     return str(fastest(tried[0], {each: measured[str(each)] for each in tried}) if tried else made.chosen.layout)
 
@@ -207,7 +209,7 @@ class _Probe:
 def _cells(
     tried: Sequence[ParallelLayout], calls: Sequence[Callable[[], float]], probe: _Probe, rounds: int
 ) -> tuple[Cell, ...]:
-    """Time a forward in each layout: the second one each time that it is its turn."""
+    """Time what is called in each layout: the second call each time that it is its turn."""
     found: list[list[float]] = [[] for _ in tried]
     for number in range(rounds):
         if number:

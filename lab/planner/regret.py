@@ -32,8 +32,8 @@ class Cells:
         what: family, tokens and guidance.
         cells: by layout.
         chosen: what the planner takes.
-        settled: what it takes after it has tried that beside its rivals, by the times here. A sampling on the ranks
-            tries nothing.
+        settled: what it takes after it has tried that beside its rivals, by the times here; "" for samplings
+            on the ranks, which try nothing.
         rule: what the backend takes without a plan.
         probing: seconds of a probe, the median.
     """
@@ -66,10 +66,11 @@ class Cells:
             f"{cell.layout:34} {1e3 * cell.predicted:8.1f} ms {1e3 * cell.measured:8.1f} ms {100 * cell.error:6.0f}%"
             for cell in self.cells
         ]
+        settled = f', and "{self.settled}" when it has tried, {self._over(self.settled)} it' if self.settled else ""
         error = statistics.median(abs(cell.error) for cell in self.cells)
         lines.append(
             f'median error {100 * error:.0f} %; a probe takes {self.probing:.1f} s; the planner takes "{self.chosen}", '
-            f'{self._over(self.chosen)} the best, and "{self.settled}" when it has tried, {self._over(self.settled)} '
-            f'it; without a plan "{self.rule}" is taken, {self._over(self.rule)} it'
+            f'{self._over(self.chosen)} the best{settled}; without a plan "{self.rule}" is taken, '
+            f"{self._over(self.rule)} it"
         )
         return "\n".join(lines)
