@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from parallel_backend.layout.parallel_layout import ParallelLayout
 from scripts.comfy_paths import ROOT
 from scripts.docs_pictures.plots import bars
 
@@ -19,8 +20,8 @@ HEAD = """\
 Each table and each picture is made by `python -m scripts.generate` from what its command has printed with `--json`, \
 which lies in `docs/measured/`. In each round every contestant runs one step after the other. The speedup is the \
 median over the rounds, and in brackets that of the fastest steps. The last column is the largest difference from one \
-process's prediction. [Benchmarks](benchmarks.md) has the \
-other figures.
+process's prediction. More ranks than cores show that they compute the same, and are no faster. \
+[Benchmarks](benchmarks.md) has the other figures.
 """
 
 
@@ -30,6 +31,7 @@ class Case(msgspec.Struct, frozen=True):
     family: str
     tokens: int
     branches: int
+    frames: int = 0
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -59,7 +61,7 @@ class Document(msgspec.Struct, frozen=True):
 
 def documents() -> dict[str, Document]:
     """Return every measurement by its file's name without the ending."""
-    files = sorted(FOLDER.glob("*.json"))
+    files = sorted(FOLDER.glob("*.json"), key=lambda file: file.stem)
     return {file.stem: msgspec.json.decode(file.read_bytes(), type=Document) for file in files}
 
 
@@ -77,7 +79,7 @@ def section(name: str, document: Document) -> str:
     lines = [head, ["---"] * len(head), *_cells(document.results)]
     return "\n".join(
         [
-            f"## {document.results[0].case.family.capitalize()}\n",
+            f"## {_title(document.results)}\n",
             f"`{document.command}`, on {where}.\n",
             f"![Speedups over one process, {document.results[0].case.family}](pictures/measured-{name}.svg)\n",
             *(f"| {' | '.join(line)} |" for line in lines),
@@ -86,9 +88,24 @@ def section(name: str, document: Document) -> str:
     )
 
 
+def _title(tables: tuple[Table, ...]) -> str:
+    """Return the family, and how many ranks compute."""
+    ranks = {ParallelLayout.parse(name).ranks for name in _names(tables)}
+    numbers = " and ".join(map(str, sorted(ranks)))
+    return f"{tables[0].case.family.capitalize()} on {numbers} ranks"
+
+
 def _words(table: Table) -> str:
-    guided = " with guidance" if table.case.branches > 1 else ""
-    return f"{table.case.tokens:,} tokens{guided}"
+    return " ".join(filter(None, (_size(table), _kind(table))))
+
+
+def _size(table: Table) -> str:
+    return f"{table.case.tokens:,} tokens"
+
+
+def _kind(table: Table) -> str:
+    frames = f"in {table.case.frames} frames" if table.case.frames else ""
+    return " ".join(filter(None, (frames, "with guidance" if table.case.branches > 1 else "")))
 
 
 def _cells(tables: tuple[Table, ...]) -> Iterator[list[str]]:
@@ -115,8 +132,11 @@ def _picture(tables: tuple[Table, ...]) -> str:
              for table in tables for row in table.rows if row.ours}  # fmt: skip
     complete = {name: values for name, values in found.items() if len(values) == len(tables)}
     most = max(value for values in complete.values() for value in values)
-    title = f"A step against one process, {tables[0].case.family}"
-    return bars(title, list(complete), list(complete.values()), [_words(table) for table in tables], most + 0.2)
+    sizes, (first, *others) = [_size(table) for table in tables], [_kind(table) for table in tables]
+    shared = [*sizes[: len(sizes) == 1], first] if {*others} <= {first} else []
+    title = ", ".join([f"A step against one process, {tables[0].case.family}", *filter(None, shared)])
+    kinds = sizes if shared else [_words(table) for table in tables]
+    return bars(title, list(complete), list(complete.values()), kinds, most + 0.2)
 
 
 def write(path: Path = PAGE) -> None:
