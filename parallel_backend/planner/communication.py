@@ -1,7 +1,7 @@
 """Seconds of exchanges: bytes by the strategies' own formulas, over the links between the devices."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..interfaces.strategy import Strategy, Workload
 from ..layout.parallel_layout import ParallelLayout
@@ -27,23 +27,22 @@ class Pattern:
 
     Attributes:
         axis: along which axis.
-        next: whether a rank sends to the next one alone. Else it sends an equal part to each other one.
-        collective: whether it is a sum or a gather, which goes around all ranks of the axis.
+        around: whether a rank sends to the next one alone, as sums and gathers of process groups do, too. Else it sends
+            an equal part to each other one.
     """
 
     axis: str
-    next: bool = False
-    collective: bool = False
+    around: bool = False
 
 
 PATTERNS: Mapping[type[Strategy], Pattern] = {
-    BatchSplit: Pattern(axis="cfg", collective=True),
+    BatchSplit: Pattern(axis="cfg"),
     Dsp: Pattern(axis="dsp"),
-    Pipe: Pattern(axis="pipe", next=True),
-    Ring: Pattern(axis="ring", next=True),
-    SequenceSplit: Pattern(axis=SEQUENCE, collective=True),
-    ShardedWeights: Pattern(axis=SEQUENCE, collective=True),
-    TensorParallel: Pattern(axis="tensor", collective=True),
+    Pipe: Pattern(axis="pipe", around=True),
+    Ring: Pattern(axis="ring", around=True),
+    SequenceSplit: Pattern(axis=SEQUENCE),
+    ShardedWeights: Pattern(axis=SEQUENCE, around=True),
+    TensorParallel: Pattern(axis="tensor", around=True),
     Ulysses: Pattern(axis="ulysses"),
     WholeQueries: Pattern(axis=SEQUENCE),
 }
@@ -79,8 +78,14 @@ def exchanged(layout: ParallelLayout, workload: Workload, hardware: Hardware) ->
     found = Sent()
     for strategy in STRATEGIES:
         sent = [strategy.bytes_sent(layout, workload, rank) for rank in range(layout.ranks)]
-        found[type(strategy)] = _exchange(PATTERNS[type(strategy)], layout, sent, hardware)
+        found[type(strategy)] = _exchange(_pattern(type(strategy), hardware), layout, sent, hardware)
     return found
+
+
+def _pattern(strategy: type[Strategy], hardware: Hardware) -> Pattern:
+    """Return who sends to whom. CPU ranks gather weights from each other directly."""
+    pattern = PATTERNS[strategy]
+    return replace(pattern, around=False) if strategy is ShardedWeights and hardware.cores else pattern
 
 
 def members(layout: ParallelLayout, rank: int, axis: str) -> list[int]:
@@ -98,7 +103,7 @@ def _exchange(pattern: Pattern, layout: ParallelLayout, sent: Sequence[int], har
         for link, some in _flows(pattern, layout, rank, nbytes, hardware):
             carried = by_link.setdefault(link, {})
             carried[rank] = carried.get(rank, 0.0) + some
-    seconds = max(_link_seconds(by_link), default=0.0)
+    seconds = max(_link_seconds(by_link, around=pattern.around), default=0.0)
     latency = max((link.latency for link in by_link), default=0.0)
     return Exchanged(by_rank=tuple(sent), seconds=seconds, latency=latency)
 
@@ -111,7 +116,7 @@ def _flows(
     if len(group) < 2 or not nbytes:
         return
     index = group.index(rank)
-    if pattern.next or pattern.collective:
+    if pattern.around:
         yield hardware.link(rank, group[(index + 1) % len(group)], group), float(nbytes)
         return
     for other in group:
@@ -119,13 +124,14 @@ def _flows(
             yield hardware.link(rank, other, group), nbytes / (len(group) - 1)
 
 
-def _link_seconds(by_link: Mapping[Link, Mapping[int, float]]) -> Iterator[float]:
+def _link_seconds(by_link: Mapping[Link, Mapping[int, float]], *, around: bool) -> Iterator[float]:
     """Yield the seconds of the busiest device of each link, and of all its devices together.
 
     Args:
         by_link: bytes by the device that sends them.
+        around: whether each device sends to the next one alone.
     """
     for link, carried in by_link.items():
-        yield max(carried.values()) / link.bandwidth
+        yield max(carried.values()) / ((around and link.around) or link.bandwidth)
         if link.total:
             yield sum(carried.values()) / link.total

@@ -245,12 +245,23 @@ def _links(request: ProbeRequest, world: Axis, device: torch.device, dtype: torc
     found = []
     for groups in _groups(world.size):
         size, mine = len(groups[0]), next((group for group in groups if world.index in group), ())
-        latency = _exchange(1, mine, world, device)
-        seconds = _exchange(amount // size, mine, world, device)
-        sent = 4 * (amount // size) * (size - 1)
-        bandwidth, latency = sent / max(seconds - latency, 0.1 * seconds, LEAST), max(latency, LEAST)
-        found += [Link(devices=each, bandwidth=bandwidth, latency=latency, together=True) for each in groups]
+        part, index = amount // size, mine.index(world.index) if mine else 0
+        latency = _exchange(1, mine, mine, world, device)
+        bandwidth = _rate_of(size, part, _exchange(part, mine, mine, world, device), latency)
+        around = 0.0
+        if size > 2:  # two send to each other in any case
+            to, source = ((mine[(index + step) % size],) if mine else () for step in (1, -1))
+            around = _rate_of(size, part, _exchange((size - 1) * part, to, source, world, device), latency)
+        found += [
+            Link(devices=each, bandwidth=bandwidth, latency=max(latency, LEAST), together=True, around=around)
+            for each in groups
+        ]
     return tuple(found)
+
+
+def _rate_of(size: int, part: int, seconds: float, latency: float) -> float:
+    """Return the bytes a second of each rank of a group that has sent a part to each other one, or as much to one."""
+    return 4 * part * (size - 1) / max(seconds - latency, 0.1 * seconds, LEAST)
 
 
 def _groups(ranks: int) -> list[list[tuple[int, ...]]]:
@@ -266,13 +277,13 @@ def _groups(ranks: int) -> list[list[tuple[int, ...]]]:
     return found
 
 
-def _exchange(values: int, group: Sequence[int], world: Axis, device: torch.device) -> float:
-    sizes = [values if rank in group else 0 for rank in range(world.size)]
-    sent = torch.zeros(sum(sizes), device=device)
-    received = torch.empty_like(sent)
+def _exchange(values: int, to: Sequence[int], source: Sequence[int], world: Axis, device: torch.device) -> float:
+    """Return the seconds in which every rank sends so many float32 to some ranks, and receives as many from others."""
+    sending, receiving = ([values if rank in ranks else 0 for rank in range(world.size)] for ranks in (to, source))
+    sent, received = (torch.zeros(sum(sizes), device=device) for sizes in (sending, receiving))
 
     def exchange() -> None:
-        wait_all(start_all_to_all(sent, sizes, received, sizes, world))
+        wait_all(start_all_to_all(sent, sending, received, receiving, world))
 
     return _slowest(usual(exchange, world, most=_EXCHANGES), world)
 

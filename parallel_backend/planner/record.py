@@ -21,7 +21,7 @@ from ..version import version
 from .hardware.description import MAX_FILE, Hardware
 from .request import Prompt
 
-_FORM = 6
+_FORM = 7
 TEXT = 256
 """Tokens up to a multiple of which texts count as equally long."""
 _BEGUN = 86400.0

@@ -19,6 +19,7 @@ from parallel_backend.planner.request import Prompt
 from parallel_backend.protocol.messages import Forward, Trial
 from parallel_backend.protocol.model_spec import Devices, ModelSpec
 from parallel_backend.verify import examples
+from tests.ranks import driver
 
 WAN = "WanTransformer3DModel"
 DEVICES = Devices(kind="cpu", indices=(0, 1))
@@ -49,6 +50,25 @@ def test_two_ranks_measure_once_and_agree(tmp_path, caches):
     assert kept.stat().st_mtime_ns == written
     assert (planned - one).abs().max() <= 1e-4 * one.abs().max()
     assert (again - planned).abs().max() == 0
+
+
+def exchanges(rank):
+    """Measure the links of three ranks with few bytes."""
+    variant = family_of(WAN).variants()["t2v"]
+    request = probe.ProbeRequest(
+        class_name=WAN, config={}, shapes={"hidden_states": variant.size}, dtype="float32", name="here",
+        device_names=("cpu",) * 3,
+    )  # fmt: skip
+    world = driver.engine(rank)._agreements.world
+    return probe._links(request, world, torch.device("cpu"), torch.float32)
+
+
+def test_three_ranks_measure_what_goes_around_apart(pools):
+    found = pools(3).run(exchanges)
+    assert found[0] == found[1] == found[2]
+    assert [(link.devices, link.bandwidth > 0, link.around > 0) for link in found[0]] == [
+        ((0, 1), True, False), ((0, 1, 2), True, True),
+    ]  # fmt: skip
 
 
 @pytest.mark.long

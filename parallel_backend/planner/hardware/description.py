@@ -73,6 +73,7 @@ class Link:
         latency: seconds of an exchange of nothing.
         total: bytes a second that all its devices send together, such as through one network card; 0 for no limit.
         together: whether it carries all that exactly these devices exchange with each other, as a probe measures it.
+        around: bytes a second that one device sends where each sends to the next of them alone; 0 for ``bandwidth``.
     """
 
     devices: tuple[int, ...]
@@ -80,12 +81,14 @@ class Link:
     latency: float
     total: float = 0.0
     together: bool = False
+    around: float = 0.0
 
     def __post_init__(self) -> None:
         _check_positive("bandwidth of a link", self.bandwidth)
         _check_positive("latency of a link", self.latency)
-        if not self.total >= 0:
-            raise InvalidRequest(f"total={self.total} of a link: a number of at least 0 would work")
+        for name in ("total", "around"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidRequest(f"{name}={getattr(self, name)} of a link: a number of at least 0 would work")
         if len(set(self.devices)) < 2:
             raise InvalidRequest(f"a link joins devices {list(self.devices)}: name two or more different ones")
 
@@ -188,7 +191,7 @@ def _within(link: Link, count: int) -> Link | None:
     devices = tuple(device for device in link.devices if device < count)
     if len(devices) < 2:
         return None
-    return replace(link, devices=devices, together=link.together and devices == link.devices)
+    return link if devices == link.devices else replace(link, devices=devices, together=False, around=0.0)
 
 
 def read(path: Path) -> Hardware:

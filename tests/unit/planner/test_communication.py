@@ -1,5 +1,7 @@
 """Exchanges over links: who sends to whom, and which link is the slowest."""
 
+from dataclasses import replace
+
 import pytest
 
 from parallel_backend.layout.parallel_layout import ParallelLayout
@@ -10,6 +12,9 @@ from parallel_backend.planner.request import prompt
 from parallel_backend.strategies import STRATEGIES
 from parallel_backend.strategies.batch import BatchSplit
 from parallel_backend.strategies.ring import Ring
+from parallel_backend.strategies.sequence import SequenceSplit
+from parallel_backend.strategies.sharded_weights import ShardedWeights
+from parallel_backend.strategies.tensor import TensorParallel
 from parallel_backend.strategies.ulysses import Ulysses
 
 DEVICE = Device(name="card", matrix=1e14, attention=1e14, memory=1e11, bandwidth=1e12)
@@ -66,6 +71,25 @@ def test_a_measured_group_carries_all_that_it_exchanges(wan):
     assert (found.seconds, found.latency) == (pytest.approx(found.nbytes / (2 * SLOW)), 1e-4)
     found = sent(ParallelLayout(cfg=2, ulysses=2), wan, hardware)[Ulysses]
     assert (found.seconds, found.latency) == (pytest.approx(found.nbytes / FAST), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layout", "strategy", "around"),
+    [
+        (ParallelLayout(ulysses=4), Ulysses, False), (ParallelLayout(ulysses=4), SequenceSplit, False),
+        (ParallelLayout(ring=4), Ring, True), (ParallelLayout(tensor=4), TensorParallel, True),
+        (ParallelLayout(ring=4, shard_weights=True), ShardedWeights, True),
+    ],
+)  # fmt: skip
+def test_what_goes_around_is_measured_apart(wan, layout, strategy, around):
+    """Over two sockets, most of what all send to each other crosses the bridge, and a ring crosses it once."""
+    group = Link(devices=(0, 1, 2, 3), bandwidth=SLOW, latency=1e-5, together=True, around=3 * SLOW)
+    cards = Hardware(name="four", devices=(DEVICE,) * 4, links=(group,))
+    found = sent(layout, wan, cards)[strategy]
+    assert found.seconds == pytest.approx(found.nbytes / (3 * SLOW if around else SLOW))
+    cores = sent(layout, wan, replace(cards, launch=0.0))[strategy]
+    direct = not around or strategy is ShardedWeights
+    assert cores.seconds == pytest.approx(cores.nbytes / (SLOW if direct else 3 * SLOW))
 
 
 def test_a_ring_over_two_hosts_is_as_slow_as_its_slowest_link(wan):

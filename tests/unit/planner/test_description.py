@@ -46,9 +46,12 @@ def test_the_first_devices_keep_the_links_between_them():
     assert (len(machine.devices), machine.host_sizes) == (9, (8, 1))
     assert machine.link(0, 8).bandwidth == pytest.approx(10e9)
     assert shipped.machine("8xH100").first(1).links == ()
-    groups = tuple(Link(devices=devices, bandwidth=1.0, latency=1.0, together=True) for devices in ((0, 1), (0, 1, 2)))
+    groups = tuple(
+        Link(devices=devices, bandwidth=1.0, latency=1.0, together=True, around=2.0) for devices in ((0, 1), (0, 1, 2))
+    )
     three = Hardware(name="three", devices=(DEVICE,) * 3, links=groups)
-    assert [(link.devices, link.together) for link in three.first(2).links] == [((0, 1), True), ((0, 1), False)]
+    kept = [(link.devices, link.together, link.around) for link in three.first(2).links]
+    assert kept == [((0, 1), True, 2.0), ((0, 1), False, 0.0)]
 
 
 def _one_card(matrix: str) -> bytes:

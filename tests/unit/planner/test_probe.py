@@ -9,6 +9,7 @@ import torch
 
 from parallel_backend import env
 from parallel_backend.attention import kernels
+from parallel_backend.distributed.mesh import Axis
 from parallel_backend.distributed.world import world
 from parallel_backend.errors import InvalidRequest
 from parallel_backend.families.registry import FAMILIES, family_of
@@ -74,6 +75,25 @@ def test_the_kernel_of_the_request_is_measured_where_it_can_be(monkeypatch, name
 def test_exchanges_are_measured_in_small_groups_and_with_idle_ranks():
     assert [probe._groups(ranks) for ranks in (1, 2, 3)] == [[], [[(0, 1)]], [[(0, 1)], [(0, 1, 2)]]]
     assert probe._groups(4) == [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1, 2)], [(0, 1, 2, 3)]]
+
+
+@pytest.mark.parametrize(
+    ("rank", "of_three", "of_four"),
+    [(0, ((1,), (2,)), ((1,), (3,))), (2, ((0,), (1,)), ((3,), (1,))), (3, ((), ()), ((0,), (2,)))],
+)
+def test_groups_of_more_than_two_also_send_around(monkeypatch, rank, of_three, of_four):
+    """To the next rank as many bytes as to all others together."""
+    axis, calls = Axis(name="all", group=None, ranks=(0, 1, 2, 3), index=rank, gloo=True), []
+
+    def exchange(values, to, source, *_):
+        calls.append((values, to, source))
+        return 1.0 if len(calls) in (7, 10) else 0.5
+
+    monkeypatch.setattr(probe, "_exchange", exchange)
+    links = probe._links(asked(WAN)[1], axis, torch.device("cpu"), torch.float32)
+    assert (calls[6][1:], calls[9][1:]) == (of_three, of_four)
+    assert (calls[6][0], calls[9][0]) == (2 * calls[5][0], 3 * calls[8][0])
+    assert [link.around / link.bandwidth for link in links] == [0, 0, 0, 0, pytest.approx(0.1), pytest.approx(0.1)]
 
 
 @pytest.mark.parametrize("layout", ["cfg=2 ulysses=4", "cfg=2 ring=2 ulysses=2", "data=4 tensor=2", "pipe=8", "ring=8"])
