@@ -13,7 +13,7 @@ from ..layout.split import Split
 from ..loading.offload_plan import with_slack
 from .compute import interpolated
 from .hardware.description import Device, Hardware
-from .memory import work_bytes
+from .memory import stages, work_bytes
 from .request import Prompt
 
 _EQUAL, _EQUAL_CORES = 0.85, 0.62
@@ -67,15 +67,19 @@ def by_memory(layout: ParallelLayout, prompt: Prompt, hardware: Hardware) -> Par
     What these have no room for, the others share in proportion to their own shares.
 
     Returns:
-        None where all have room, where all of them together have too little, and for layouts that are not ``tensor``
-        alone, or with ``cfg`` and ``data``.
+        None where all have room, where all of them together have too little, and for layouts that cut no weights, or
+        that cut both weights and tokens, but for stages.
     """
     sizes = prompt.sizes
-    if layout.tensor == 1 or layout.sequence > 1 or layout.pipe > 1:
+    if layout.pipe == 1 and (layout.tensor == 1 or layout.sequence > 1):
         return None
+    layout = adapted(layout, hardware)
     beside, blocks = sizes.outside + with_slack(max(work_bytes(prompt, layout))), sum(sizes.blocks)
     limits = [_FILLED * (each - beside) / blocks for each in _least(layout, hardware, lambda device, _: device.memory)]
-    shares = list(map(Split.of(layout).cut_share, range(layout.tensor)))
+    split = Split.of(layout)
+    shares = list(map(split.cut_share, range(layout.tensor)))
+    if layout.pipe > 1:
+        shares = [stage / blocks for stage in stages(sizes, split.stages)]
     if min(limits) <= 0 or sum(limits) <= 1 or not _exceeding(shares, limits):
         return None
     within = _within(shares, limits)
@@ -126,11 +130,13 @@ def _levelled(speeds: Sequence[float], hardware: Hardware) -> tuple[float, ...]:
 
 
 def _least(layout: ParallelLayout, hardware: Hardware, value: Callable[[Device, int], float]) -> list[float]:
-    """Return the least value of the devices at each place of a group that shares a row, or samples."""
-    least = [float("inf")] * (layout.data if layout.shares_samples else layout.shares_row)
+    """Return the least value of the devices at each place of a group that shares a row or samples, or of each stage."""
+    axis = "pipe" if layout.pipe > 1 else "data" if layout.shares_samples else ""
+    counts = {"pipe": layout.pipe, "data": layout.data, "": layout.shares_row}
+    least = [float("inf")] * counts[axis]
     for rank in range(layout.ranks):
         place = layout.coordinates(rank)
-        index = place["data"] if layout.shares_samples else place["sequence"] * layout.tensor + place["tensor"]
+        index = place[axis] if axis else place["sequence"] * layout.tensor + place["tensor"]
         least[index] = min(least[index], value(hardware.devices[rank], index))
     return least
 

@@ -54,7 +54,7 @@ def taken(sizes: PartSizes, layout: ParallelLayout, rank: int) -> int:
         return sizes.shared_by(layout.sequence)
     place = layout.coordinates(rank)
     if layout.pipe > 1:
-        return sizes.outside + _stages(sizes, Split.of(layout).stages)[place["pipe"]]
+        return sizes.outside + stages(sizes, Split.of(layout).stages)[place["pipe"]]
     return sizes.outside + int(sum(sizes.blocks) * Split.of(layout).cut_share(place["tensor"]))
 
 
@@ -64,7 +64,8 @@ def work_bytes(prompt: Prompt, layout: ParallelLayout) -> list[int]:
     return [forward_bytes(name, plan, rank, itemsize) for rank in range(layout.ranks)]
 
 
-def _stages(sizes: PartSizes, speeds: Sequence[float]) -> list[int]:
+def stages(sizes: PartSizes, speeds: Sequence[float]) -> list[int]:
+    """Return about what each stage holds of the blocks, if they are cut by these speeds."""
     by_stage, begin = [], 0
     for count in cut([float(block) for block in sizes.blocks], speeds).sizes:
         by_stage.append(sum(sizes.blocks[begin : begin + count]))
