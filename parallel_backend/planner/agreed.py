@@ -1,7 +1,7 @@
 """A plan that rank 0 makes and all ranks know: which layouts, and why."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -12,7 +12,7 @@ from ..layout.modes import APPROXIMATE, AUTO, FASTEST
 from ..layout.parallel_layout import ParallelLayout
 from ..protocol.model_spec import ModelSpec
 from .hardware.description import Hardware
-from .planning import plan, rivals
+from .planning import plan, rebalanced, rivals
 from .request import Prompt
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,24 @@ def agree(prompt: Prompt, hardware: Hardware, model: ModelSpec, world: Axis, *, 
         raise InvalidRequest(said.reason)
     layouts = tuple(map(ParallelLayout.parse, said.layouts))
     return AgreedPlan(prompt=prompt, measured=hardware, layouts=layouts, reason=said.reason)
+
+
+def rebalance(made: AgreedPlan, hardware: Hardware, world: Axis) -> AgreedPlan:
+    """Let the ranks of a plan share tokens and heads as is the fastest on some hardware. Collective over the world."""
+    made, layout = replace(made, measured=hardware), made.layouts[0]
+    said = str(_rebalanced(made.prompt, layout, hardware)) if world.index == 0 else ""
+    now = ParallelLayout.parse(gather_texts(said, world)[0])
+    if now == layout:
+        return made
+    return replace(made, layouts=(now,), reason=f'"{now}" instead; before, {made.reason}')
+
+
+def _rebalanced(prompt: Prompt, layout: ParallelLayout, hardware: Hardware) -> ParallelLayout:
+    try:
+        return rebalanced(prompt, layout, hardware)
+    except Exception:  # other ranks wait for this one, and the layout works as it is
+        log.exception("no other shares can be predicted")
+        return layout
 
 
 def _said(prompt: Prompt, hardware: Hardware, model: ModelSpec, whole: bool) -> _Said:

@@ -137,18 +137,25 @@ class Chooser:
         """Return the plan for ranks that compute as fast as they do now, and its key. Collective over the world.
 
         What other programs do for a while is no reason to read weights anew, to compile or to compute another picture,
-        so layouts that split weights stay, and so do approximate and compiled ones.
+        so layouts that split weights stay, and so do approximate and compiled ones. Ranks that shard weights, whose
+        parts are equal in any case, share tokens and heads anew.
         """
         layout = made.layouts[0]
-        if layout.splits_weights or layout.approximation or model.compile != "off":
+        shards = layout.shard_weights and layout.tensor == 1
+        if (layout.splits_weights and not shards) or layout.approximation or model.compile != "off":
             return key, made
         speeds = self._watch.speeds(made.hardware, world, device, asker)
         if set(speeds[: layout.ranks]) == {1.0} and max(speeds) == 1:  # none that it uses, and none is worth using
             return key, made
         now = key, speeds
         if now not in self._plans:
+            hardware = as_now(made.hardware, speeds)
             try:
-                found = agreed.agree(made.prompt, as_now(made.hardware, speeds), model, world, whole=True)
+                found = (
+                    agreed.rebalance(made, hardware, world)
+                    if shards
+                    else agreed.agree(made.prompt, hardware, model, world, whole=True)
+                )
             except InvalidRequest:  # only weights that are split fit
                 found = made
             words = changed(speeds)

@@ -1,13 +1,14 @@
 """``plan``: every layout with its prediction, the one to take, and the reasons in sentences."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..engine.validation import is_refused
 from ..errors import InvalidRequest
 from ..layout.choice import sharing
 from ..layout.modes import APPROXIMATE, AUTO, FIT, FIT_SLOW, MODES
 from ..layout.parallel_layout import ParallelLayout
+from .balancing import by_speed
 from .enumeration import layouts, of_the_rule
 from .hardware.description import Hardware
 from .prediction import Prediction, predict
@@ -103,6 +104,14 @@ def rivals(made: Plan) -> tuple[ParallelLayout, ...]:
     ]  # fmt: skip
     near.sort(key=lambda layout: layout != made.rule.layout)
     return tuple(near[:_RIVALS])
+
+
+def rebalanced(prompt: Prompt, layout: ParallelLayout, hardware: Hardware) -> ParallelLayout:
+    """Return a layout with the shares that are predicted to be the fastest: its own, equal ones, or those by speed."""
+    even = replace(layout, balance=(), attention_balance=())
+    shares = [each for each in (layout, even, by_speed(even, hardware)) if each and _works(prompt, each)]
+    fitting = [each for each in (predict(prompt, layout, hardware) for layout in shares) if each.room.fits]
+    return min(fitting, key=lambda each: each.seconds).layout if fitting else layout
 
 
 def rule_prediction(prompt: Prompt, hardware: Hardware) -> Prediction:

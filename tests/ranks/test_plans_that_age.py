@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from parallel_backend.engine import planned
 from parallel_backend.engine.layout_trial import CALLS, LayoutTrial
 from parallel_backend.engine.planned import LEAST_BYTES, Planned
 from parallel_backend.layout.parallel_layout import ParallelLayout
+from parallel_backend.loading.weight_source import WeightSource
 from parallel_backend.planner.hardware import shipped
 from parallel_backend.planner.hardware.description import Hardware, Link
 from parallel_backend.planner.slowdown import EVERY, Watch
@@ -24,6 +26,8 @@ from tests.ranks.test_runs import path as path  # a fixture
 
 ASKED: list[object] = []
 """On a rank, who has asked for a plan."""
+READ: list[Any] = []
+"""On a rank, what reads weights, while nothing does."""
 
 
 def plan_in_turn(rank, texts, holds):
@@ -67,6 +71,31 @@ def test_another_prompt_is_planned_again_when_a_plan_is_old(pools, path, holds, 
         assert repeats == [{False}, {True}, {not old}, {True}]
         assert pools(3).run(who_asked) == [[first, second] if old else [first]] * 3
     finally:
+        pools(3).run(settled)
+
+
+def read_nothing(rank, forbidden):
+    """Let a rank fail where it reads weights, or read again."""
+    if forbidden:
+        READ.append(WeightSource.read)
+        WeightSource.read = None  # type: ignore[method-assign,assignment]
+    elif READ:
+        WeightSource.read = READ.pop()  # type: ignore[method-assign]
+
+
+def test_ranks_that_shard_weights_share_tokens_anew_without_reading(pools, path):
+    case, layout = Case(seed=33), "ring=3 shard_weights"
+    pools(3).run(plan_in_turn, (layout, f"{layout} balance=1:1:0.5"), 0.0)
+    try:
+        for number in range(2):
+            message = replace(asked(path, case), origin=Origin(prompt=str(number), node="1"))
+            check(pools(3).run(step, message, inputs(case, number)), case, number)
+            if number == 0:
+                pools(3).run(read_nothing, True)
+            time.sleep(0.01)
+        assert len(pools(3).run(who_asked)[0]) == 2
+    finally:
+        pools(3).run(read_nothing, False)
         pools(3).run(settled)
 
 

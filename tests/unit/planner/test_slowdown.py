@@ -8,7 +8,7 @@ import torch
 from parallel_backend.distributed.mesh import Axis
 from parallel_backend.layout.modes import APPROXIMATE
 from parallel_backend.layout.parallel_layout import ParallelLayout
-from parallel_backend.planner import agreed, slowdown
+from parallel_backend.planner import agreed, planning, slowdown
 from parallel_backend.planner.choosing import Chooser
 from parallel_backend.planner.hardware import shipped
 from parallel_backend.planner.hardware.description import Hardware, Link
@@ -206,3 +206,32 @@ def test_layouts_that_split_weights_or_are_approximate_stay(chosen, monkeypatch,
     monkeypatch.setattr(agreed, "agree", lambda *given, **more: replace(agree(*given, **more), layouts=(one,)))
     made, key, now = chosen((50, 20))
     assert (key, now) == ("key", made)
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"), [(CARD.memory, "ring=2 shard_weights balance=1:0.5"), (1.0, "ring=2 shard_weights")]
+)
+def test_ranks_that_shard_weights_share_tokens_anew(chosen, monkeypatch, memory, expected):
+    """Their parts of the weights are equal in any case, so nothing is read."""
+    cards = tuple(replace(CARD, memory=memory) for _ in range(2))
+    sharded, agree = replace(PAIR, devices=cards), agreed.agree
+    layouts = (ParallelLayout(ring=2, shard_weights=True),)
+    monkeypatch.setattr(
+        agreed, "agree", lambda *given, **more: replace(agree(*given, **more), layouts=layouts, measured=sharded)
+    )
+    made, key, now = chosen((50, 20))
+    assert key == ("key", (1, 0.5))
+    assert str(now.layouts[0]) == expected
+    assert now.reason.startswith("now rank 1 at 50 % of the speed that was measured: ")
+    assert ('"ring=2 shard_weights balance=1:0.5" instead; before, ' in now.reason) == (memory > 1)
+    assert made.layouts == layouts
+    assert now.hardware == as_now(sharded, (1, 0.5))  # by which a VAE shares rows
+
+
+def test_equal_shares_stay_where_those_by_speed_are_no_faster(monkeypatch):
+    asked, layout = prompt(find("wan2.1-t2v-1.3b"), "480x480x17"), ParallelLayout(ring=2, shard_weights=True)
+    assert planning.rebalanced(asked, layout, as_now(PAIR, (1, 0.5))).balance == (1, 0.5)
+    unequal = replace(layout, balance=(1, 0.5))
+    assert planning.rebalanced(asked, unequal, PAIR) == layout
+    monkeypatch.setattr(planning, "by_speed", lambda *_: replace(layout, balance=(0.2, 1)))
+    assert planning.rebalanced(asked, layout, as_now(PAIR, (1, 0.5))) == layout
