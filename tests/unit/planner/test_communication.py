@@ -44,7 +44,7 @@ def test_members_of_axes():
 
 
 def sent(layout: ParallelLayout, wan, hardware: Hardware):
-    return exchanged(layout, wan.plan(layout).workload(2), hardware)
+    return exchanged(layout, wan.plan(layout).workload(2, wan.layers(1).parameters), hardware)
 
 
 def test_seconds_are_bytes_over_the_link(wan):
@@ -86,6 +86,7 @@ def test_what_goes_around_is_measured_apart(wan, layout, strategy, around):
     group = Link(devices=(0, 1, 2, 3), bandwidth=SLOW, latency=1e-5, together=True, around=3 * SLOW)
     cards = Hardware(name="four", devices=(DEVICE,) * 4, links=(group,))
     found = sent(layout, wan, cards)[strategy]
+    assert found.nbytes > 0
     assert found.seconds == pytest.approx(found.nbytes / (3 * SLOW if around else SLOW))
     cores = sent(layout, wan, replace(cards, launch=0.0))[strategy]
     direct = not around or strategy is ShardedWeights
